@@ -1,0 +1,176 @@
+// The arithmetic of MultiMax on vectors: exp, sigma, its slope, and the sums behind the parameters' gradients.
+#pragma once
+
+#include "simd.h"
+
+namespace multimax::MULTIMAX_ISA {
+
+// 2^r = 1 + r q(r) for |r| <= 1/2, q a Chebyshev fit, highest power first.
+template <class T>
+struct Exp2;
+
+template <>
+struct Exp2<float> {
+  static constexpr float q[] = {1.5453262409320673e-4f, 1.3390978248123867e-3f, 9.6180823706166601e-3f,
+                                5.5503568986270729e-2f, 2.4022650760957307e-1f, 6.9314718807117623e-1f};
+  static constexpr float log2_e = 1.44269504f, log2_e_rest = 1.92596299e-8f;
+  static constexpr float lowest = -87.336544f;  // ln of the smallest normal number
+};
+
+template <>
+struct Exp2<double> {
+  static constexpr double q[] = {2.5729426100386433e-11, 4.4558384999982016e-10, 7.0548972467672363e-9,
+                                 1.0178056971791799e-7,  1.3215486808817261e-6,  1.5252733841782437e-5,
+                                 1.5403530393370646e-4,  1.3333558146406294e-3,  9.6181291076284795e-3,
+                                 5.5504108664821628e-2,  2.4022650695910071e-1,  6.9314718055994531e-1};
+  static constexpr double log2_e = 1.4426950408889634, log2_e_rest = 2.0355273740931032e-17;
+  static constexpr double lowest = -708.39641853226408;
+};
+
+// exp(x) for x <= 0, to about one unit in the last place; exactly 0 below the smallest normal number, NaN for NaN.
+// x log2(e) = n + r with n whole: exp(x) = 2^n 2^r. Adding 1.5 * 2^fraction_bits rounds to a whole number and leaves
+// it in the low bits, from where it is added to the exponent.
+template <class S>
+MULTIMAX_INLINE typename S::V exp(typename S::V x) {
+  using T = typename S::T;
+  using V = typename S::V;
+  using I = typename S::I;
+  using E = Exp2<T>;
+  constexpr T rounder = static_cast<T>(int64_t{3} << (S::fraction_bits - 1));
+  V shifted = x * E::log2_e + rounder;
+  V n = shifted - rounder;
+  V r = (x * E::log2_e - n) + x * E::log2_e_rest;
+  V q = S::set(E::q[0]);
+  for (unsigned i = 1; i < sizeof(E::q) / sizeof(T); ++i) q = q * r + E::q[i];
+  V power = r * q + static_cast<T>(1);
+  power = reinterpret_cast<V>(reinterpret_cast<I>(power) + (reinterpret_cast<I>(shifted) << S::fraction_bits));
+  return S::zero_if(S::lt(x, S::set(E::lowest)), power);
+}
+
+#if defined(__AVX512F__)
+// The same in steps of 1/16, with 2^(j/16) from a register: a polynomial half as long.
+template <>
+MULTIMAX_INLINE __m512 exp<Simd<float>>(__m512 x) {
+  using E = Exp2<float>;
+  // bits of 2^(j/16) less j << 19, so that adding the shifted sixteenths gives the whole power
+  const __m512i table = _mm512_sub_epi32(
+      _mm512_castps_si512(_mm512_setr_ps(1.0f, 1.044273782f, 1.090507733f, 1.138788635f, 1.189207115f, 1.241857812f,
+                                         1.296839555f, 1.354255547f, 1.414213562f, 1.476826146f, 1.542210825f,
+                                         1.610490332f, 1.681792831f, 1.756252160f, 1.834008086f, 1.915206561f)),
+      _mm512_slli_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), 19));
+  constexpr float rounder = 0x1.8p19f;
+  __m512 shifted = x * E::log2_e + rounder;
+  __m512 n = shifted - rounder;
+  __m512 r = x * E::log2_e - n;
+  __m512i bits = _mm512_castps_si512(shifted);
+  __m512 power =
+      _mm512_castsi512_ps(_mm512_add_epi32(_mm512_permutexvar_epi32(bits, table), _mm512_slli_epi32(bits, 19)));
+  __m512 q = (r * 5.5505087206136916e-2f + 2.4023356566631907e-1f) * r + 6.9314718055994531e-1f;
+  return _mm512_maskz_fmadd_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(E::lowest), _CMP_NLT_UQ), power * r, q, power);
+}
+#endif
+
+// One set of parameters: lower and upper coefs, lower and upper knots, (order) each.
+template <class T>
+struct Params {
+  int order;
+  const T *c, *e, *b, *d;
+};
+
+// Parameters as vectors: for N = 1 and 2 in registers, for N = 0, any order, read from memory.
+template <class S, int N>
+struct Vectors {
+  using V = typename S::V;
+
+  V c_[N], e_[N], b_[N], d_[N];
+
+  explicit Vectors(const Params<typename S::T>& p) {
+    for (int n = 0; n < N; ++n) {
+      c_[n] = S::set(p.c[n]);
+      e_[n] = S::set(p.e[n]);
+      b_[n] = S::set(p.b[n]);
+      d_[n] = S::set(p.d[n]);
+    }
+  }
+  static constexpr int order() { return N; }
+  V c(int n) const { return c_[n]; }
+  V e(int n) const { return e_[n]; }
+  V b(int n) const { return b_[n]; }
+  V d(int n) const { return d_[n]; }
+};
+
+template <class S>
+struct Vectors<S, 0> {
+  using V = typename S::V;
+
+  Params<typename S::T> p;
+
+  explicit Vectors(const Params<typename S::T>& p) : p(p) {}
+  int order() const { return p.order; }
+  V c(int n) const { return S::set(p.c[n]); }
+  V e(int n) const { return S::set(p.e[n]); }
+  V b(int n) const { return S::set(p.b[n]); }
+  V d(int n) const { return S::set(p.d[n]); }
+};
+
+// sigma(x), equation 6. Each term is multiplied out from its coefficient, (c u) u, never c (u^2): where the square
+// would overflow, a zero coefficient still gives zero, so zero coefs are softmax for every finite input.
+template <class S, int N>
+MULTIMAX_INLINE typename S::V sigma(const Vectors<S, N>& f, typename S::V x) {
+  using V = typename S::V;
+  const V zero{};
+  V s = x;
+  for (int n = 0; n < f.order(); ++n) {
+    V u = S::max(zero, f.b(n) - x), v = S::max(zero, x - f.d(n));
+    V cu = f.c(n), ev = f.e(n);
+    for (int i = 0; i < n; ++i) {
+      cu = cu * u;
+      ev = ev * v;
+    }
+    s = s + cu * u;
+    s = s + ev * v;
+  }
+  return s;
+}
+
+// The gradient ds of sigma(x), taken on to x (returned) and, WithParams, to the parameters (added to the sums).
+// sums[4 (n - 1) ..]: ds u^n and ds u^(n-1) [x < b] of the lower term, ds v^n and ds v^(n-1) [x > d] of the upper
+// one; factors that do not depend on x are applied when the sums are complete.
+// f holds the slope's coefficients, n c and n e, in place of c and e.
+template <bool WithParams, class S, int N>
+MULTIMAX_INLINE typename S::V sigma_backward(const Vectors<S, N>& f, typename S::V x, typename S::V ds,
+                                             typename S::V* sums) {
+  using V = typename S::V;
+  const V zero{};
+  // order 1: the slope is a step, 0 at the knot itself (the paper's subgradient there is 1)
+  auto below = S::lt(x, f.b(0)), above = S::lt(f.d(0), x);
+  const V one = S::set(1);
+  V slope = S::add_where(above, S::select(below, one - f.c(0), one), f.e(0));
+  if constexpr (WithParams) {
+    sums[0] = sums[0] + ds * S::sub_where(below, f.b(0), x);
+    sums[1] = S::add_where(below, sums[1], ds);
+    sums[2] = sums[2] + ds * S::sub_where(above, x, f.d(0));
+    sums[3] = S::add_where(above, sums[3], ds);
+  }
+  for (int n = 1; n < f.order(); ++n) {
+    V u = S::max(zero, f.b(n) - x), v = S::max(zero, x - f.d(n));
+    V cu = f.c(n) * u, ev = f.e(n) * v, du = ds * u, dv = ds * v;
+    for (int i = 1; i < n; ++i) {
+      cu = cu * u;
+      ev = ev * v;
+      du = du * u;
+      dv = dv * v;
+    }
+    slope = (slope - cu) + ev;
+    if constexpr (WithParams) {
+      V* sum = sums + 4 * n;
+      sum[0] = sum[0] + du * u;
+      sum[1] = sum[1] + du;
+      sum[2] = sum[2] + dv * v;
+      sum[3] = sum[3] + dv;
+    }
+  }
+  return ds * slope;
+}
+
+}  // namespace multimax::MULTIMAX_ISA

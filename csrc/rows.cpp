@@ -1,0 +1,576 @@
+// The row kernels. Compiled once for each instruction set, with MULTIMAX_ISA naming it; uses nothing of the C++
+// library, since an inline function of it, compiled here for a newer machine, could end up in everybody's code.
+#include "rows.h"
+
+#include "memory.h"
+#include "multimax_math.h"
+
+namespace multimax::MULTIMAX_ISA {
+namespace {
+
+// Long rows go by segments: what one pass writes is still in the first-level cache for the next, and a sum is carried
+// in vectors of the compute type over one segment only.
+constexpr int64_t segment = 256;  // vectors
+// Short rows go by batches: each pass runs over all rows of a batch before the next pass begins, so that nobody waits
+// for one row's maximum or sum.
+constexpr int batch_rows = 4;
+constexpr int64_t batch_entries = 1024;
+// vectors added to the parameters' sums before these are folded into double
+constexpr int64_t fold_every = 64;
+
+inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
+
+struct Whole {};
+struct Part {
+  int n;
+};
+
+// An item's entries of one tensor: a sequence of vectors, `step` elements apart.
+template <class S, class T>
+struct Stream {
+  using V = typename S::V;
+  using M = Memory<S, T>;
+  T* data;
+  int64_t step;
+
+  V load(int64_t i, Whole) const { return M::load(data + i * step); }
+  V load(int64_t i, Part part) const { return M::load(data + i * step, part.n); }
+  void store(int64_t i, V a, Whole) const { M::store(data + i * step, a); }
+  void store(int64_t i, V a, Part part) const { M::store(data + i * step, a, part.n); }
+};
+
+// An item: `full` whole vectors, then `partial` ones of `part` lanes each. Row by row there is at most one partial
+// vector, at the end; in columns either all are whole or all are partial.
+template <class S, class T>
+struct Tile {
+  Stream<S, T> x, y, grad, out;
+  Stream<S, typename S::T> work;  // values on their way
+  T* home;                        // where out belongs
+  int64_t full, partial;
+  int part;
+  bool columns;
+
+  int64_t vectors() const { return full + partial; }
+};
+
+// Passes copy what they need of tile and parameters into locals: what a store might change is read again and again.
+template <class Tile, class Body>
+MULTIMAX_INLINE void each(const Tile& t, int64_t begin, int64_t end, Body body) {
+  const int64_t full = t.full;
+  const Part part{t.part};
+  int64_t whole_end = min(end, full);
+  for (int64_t i = begin; i < whole_end; ++i) body(i, Whole{});
+  for (int64_t i = max(begin, full); i < end; ++i) body(i, part);
+}
+
+#define MULTIMAX_EACH [&](int64_t i, auto part) __attribute__((always_inline))
+
+// Which lanes are masked; those that are not there count as such.
+template <class S>
+MULTIMAX_INLINE auto masked(typename S::V x, typename S::V floor, Whole) {
+  return S::le(x, floor);
+}
+template <class S>
+MULTIMAX_INLINE auto masked(typename S::V x, typename S::V floor, Part part) {
+  return S::le(S::select(S::first(part.n), x, floor), floor);
+}
+
+template <class S>
+inline typename S::V log_lanes(typename S::V a) {
+  typename S::T lane[S::width];
+  S::store(lane, a);
+  for (int i = 0; i < S::width; ++i) lane[i] = static_cast<typename S::T>(__builtin_log(lane[i]));
+  return S::load(lane);
+}
+
+template <class S, class T, int N, Kind kind>
+struct Forward {
+  using C = typename S::T;
+  using V = typename S::V;
+  using Mask = decltype(S::first(0));
+  using Item = Tile<S, T>;
+
+  const Vectors<S, N>& f;
+  V floor;
+
+  static V lowest() { return S::set(minus_infinity<C>()); }
+  static V finite(V top) { return S::select(S::le(top, lowest()), V{}, top); }
+
+  // work = sigma(x), -inf where masked; each lane's maximum; which lanes hold nothing but masked entries
+  void modulate(const Item& t, int64_t begin, int64_t end, V& top, Mask& empty) const {
+    const auto x_ = t.x;
+    const auto work = t.work;
+    const Vectors<S, N> f = this->f;
+    const V floor = this->floor;
+    V m = lowest();
+    Mask none = S::first(S::width);
+    each(
+        t, begin, end, MULTIMAX_EACH {
+          V x = x_.load(i, part);
+          Mask off = masked<S>(x, floor, part);
+          V s = S::select(off, lowest(), sigma(f, x));
+          none = S::both(none, off);
+          m = S::max(s, m);
+          work.store(i, s, part);
+        });
+    top = m;
+    empty = none;
+  }
+
+  // each lane's sum of exp(work - base), and, for multimax, work = that exp
+  void exponentiate(const Item& t, int64_t begin, int64_t end, V base, V& total) const {
+    const auto work = t.work;
+    V sum{};
+    each(
+        t, begin, end, MULTIMAX_EACH {
+          V s = work.load(i, part) - base;
+          if constexpr (same<decltype(part), Part>) s = S::select(S::first(part.n), s, lowest());
+          V e = exp<S>(s);
+          sum = sum + e;
+          if constexpr (kind == Kind::multimax) work.store(i, e, part);
+        });
+    total = sum;
+  }
+
+  // multimax: out = work * norm; log_multimax: out = (work - top) - norm
+  void normalise(const Item& t, int64_t begin, int64_t end, V top, V norm) const {
+    const auto work = t.work;
+    const auto out = t.out;
+    each(
+        t, begin, end, MULTIMAX_EACH {
+          V s = work.load(i, part);
+          out.store(i, kind == Kind::multimax ? s * norm : (s - top) - norm, part);
+        });
+    if (S::any(S::nan(norm))) {  // a NaN in the row: entries that are masked stay so all the same
+      each(
+          t, begin, end, MULTIMAX_EACH {
+            Mask off = masked<S>(t.x.load(i, part), floor, part);
+            V off_value = kind == Kind::multimax ? V{} : lowest();
+            t.out.store(i, S::select(off, off_value, t.out.load(i, part)), part);
+          });
+    }
+  }
+
+  // sigma alone; masked entries pass through unchanged
+  void modulate_only(const Item& t) const {
+    const auto x_ = t.x, out = t.out;
+    const Vectors<S, N> f = this->f;
+    const V floor = this->floor;
+    each(
+        t, 0, t.vectors(), MULTIMAX_EACH {
+          V x = x_.load(i, part);
+          out.store(i, S::select(S::le(x, floor), x, sigma(f, x)), part);
+        });
+  }
+
+  // 1 / total or log total; 0 for an empty row. Where the row is not empty but sigma of all that takes part overflowed
+  // to -inf, total is 0 and the result NaN, as it should be.
+  static V norm_of(V total, Mask empty) {
+    V norm;
+    if constexpr (kind == Kind::multimax) {
+      norm = static_cast<C>(1) / total;
+    } else {
+      norm = log_lanes<S>(total);
+    }
+    return S::select(empty, V{}, norm);
+  }
+
+  void short_rows(const Item* tiles, int rows) const {
+    const bool columns = tiles[0].columns;
+    V top[batch_rows], total[batch_rows];
+    Mask empty[batch_rows];
+    for (int r = 0; r < rows; ++r) modulate(tiles[r], 0, tiles[r].vectors(), top[r], empty[r]);
+    for (int r = 0; r < rows; ++r) {
+      if (!columns) top[r] = S::set(S::max(top[r]));
+      top[r] = finite(top[r]);
+    }
+    for (int r = 0; r < rows; ++r) exponentiate(tiles[r], 0, tiles[r].vectors(), top[r], total[r]);
+    for (int r = 0; r < rows; ++r) {
+      if (!columns) total[r] = S::set(S::sum(total[r]));
+      if (!columns && !S::all(empty[r])) empty[r] = Mask{};
+      total[r] = norm_of(total[r], empty[r]);
+    }
+    for (int r = 0; r < rows; ++r) normalise(tiles[r], 0, tiles[r].vectors(), top[r], total[r]);
+  }
+
+  void long_row(const Item& t, V* segment_tops) const {
+    V top = lowest(), total{};
+    Mask empty = S::first(S::width);
+    for (int64_t begin = 0; begin < t.vectors(); begin += segment) {
+      int64_t end = min(begin + segment, t.vectors());
+      V m, sum;
+      Mask none;
+      modulate(t, begin, end, m, none);
+      if (!t.columns) m = S::set(S::max(m));
+      exponentiate(t, begin, end, finite(m), sum);
+      if (!t.columns) sum = S::set(S::sum(sum));
+      segment_tops[begin / segment] = m;
+      V higher = S::max(m, top);
+      total = total * exp<S>(top - finite(higher)) + sum * exp<S>(m - finite(higher));
+      top = higher;
+      empty = S::both(empty, none);
+    }
+    if (!t.columns && !S::all(empty)) empty = Mask{};
+    top = finite(top);
+    V norm = norm_of(total, empty);
+    for (int64_t begin = 0; begin < t.vectors(); begin += segment) {
+      // multimax: the exp was taken relative to the segment's own maximum
+      V factor = kind == Kind::multimax ? norm * exp<S>(segment_tops[begin / segment] - top) : norm;
+      normalise(t, begin, min(begin + segment, t.vectors()), top, factor);
+    }
+  }
+
+  void run(const Item* tiles, int rows, V* segment_tops) const {
+    if constexpr (kind == Kind::modulate) {
+      for (int r = 0; r < rows; ++r) modulate_only(tiles[r]);
+    } else if (tiles[0].vectors() <= segment) {
+      short_rows(tiles, rows);
+    } else {
+      long_row(tiles[0], segment_tops);
+    }
+  }
+};
+
+// The sums behind the parameters' gradients, on their way from vectors to double.
+template <class S>
+struct ParamSums {
+  using V = typename S::V;
+  V* lanes;         // (4 order), of the compute type
+  double* folded;   // (4 order, width)
+  int64_t pending;  // vectors added since the last fold
+  int order;
+
+  void clear() {
+    for (int j = 0; j < 4 * order; ++j) lanes[j] = V{};
+    for (int j = 0; j < 4 * order * S::width; ++j) folded[j] = 0;
+    pending = 0;
+  }
+  void fold() {
+    for (int j = 0; j < 4 * order; ++j) {
+      S::add_to(folded + j * S::width, lanes[j]);
+      lanes[j] = V{};
+    }
+    pending = 0;
+  }
+  void total(double* out) {
+    fold();
+    for (int j = 0; j < 4 * order; ++j) {
+      out[j] = 0;
+      for (int i = 0; i < S::width; ++i) out[j] += folded[j * S::width + i];
+    }
+  }
+};
+
+template <class S, class T, int N, Kind kind, bool WithParams>
+struct Backward {
+  using C = typename S::T;
+  using V = typename S::V;
+  using Item = Tile<S, T>;
+
+  const Vectors<S, N>& f;  // with the slope's coefficients
+  V floor;
+  ParamSums<S>& params;
+
+  // multimax: the sum of grad y; log_multimax: the sum of grad. What is masked has no part in it, whatever its grad;
+  // its y of 0 takes care of that except, unless Careful, where its grad is not finite.
+  template <bool Careful>
+  V dot(const Item& t) const {
+    const auto x_ = t.x, y_ = t.y, grad = t.grad;
+    const V floor = this->floor;
+    V lanes{};
+    double total = 0;
+    for (int64_t begin = 0; begin < t.vectors(); begin += segment) {
+      V sum{};
+      each(
+          t, begin, min(begin + segment, t.vectors()), MULTIMAX_EACH {
+            V g = grad.load(i, part);
+            if constexpr (kind == Kind::multimax) g = g * y_.load(i, part);
+            if constexpr (Careful) g = S::zero_if(masked<S>(x_.load(i, part), floor, part), g);
+            sum = sum + g;
+          });
+      if (t.columns) {
+        lanes = lanes + sum;
+      } else {
+        total += static_cast<double>(S::sum(sum));
+      }
+    }
+    return t.columns ? lanes : S::set(static_cast<C>(total));
+  }
+
+  V dot(const Item& t) const {
+    if constexpr (kind == Kind::modulate) return V{};
+    V sum = dot<kind == Kind::log_multimax>(t);
+    return S::any(S::nan(sum - sum)) ? dot<true>(t) : sum;
+  }
+
+  void gradients(const Item& t, V dot) const {
+    const auto x_ = t.x, y_ = t.y, grad = t.grad, out = t.out;
+    const Vectors<S, N> f = this->f;
+    const V floor = this->floor;
+    for (int64_t begin = 0; begin < t.vectors(); begin += fold_every) {
+      int64_t end = min(begin + fold_every, t.vectors());
+      V in_registers[N == 0 ? 1 : 4 * N];
+      V* sums = N == 0 ? params.lanes : in_registers;
+      if constexpr (WithParams) {
+        for (int j = 0; j < 4 * N; ++j) sums[j] = params.lanes[j];
+      }
+      each(
+          t, begin, end, MULTIMAX_EACH {
+            V x = x_.load(i, part);
+            auto off = masked<S>(x, floor, part);
+            V ds = grad.load(i, part);
+            if constexpr (kind == Kind::multimax) ds = y_.load(i, part) * (ds - dot);
+            if constexpr (kind == Kind::log_multimax) ds = ds - exp<S>(y_.load(i, part)) * dot;
+            x = S::zero_if(off, x);  // 0 * inf would be NaN
+            out.store(i, sigma_backward<WithParams>(f, x, S::zero_if(off, ds), sums), part);
+          });
+      if constexpr (WithParams) {
+        for (int j = 0; j < 4 * N; ++j) params.lanes[j] = sums[j];
+        params.pending += end - begin;
+        if (params.pending >= fold_every) params.fold();
+      }
+    }
+  }
+
+  void run(const Item* tiles, int rows) const {
+    V dots[batch_rows];
+    for (int r = 0; r < rows; ++r) dots[r] = dot(tiles[r]);
+    for (int r = 0; r < rows; ++r) gradients(tiles[r], dots[r]);
+  }
+};
+
+// Where an item lies: its place on every axis, and the offsets that follow from it.
+struct Position {
+  int64_t index[max_axes];
+  int64_t lane;
+
+  void seek(const RowJob& job, int64_t item, int width) {
+    lane = 0;
+    if (job.columns) {
+      int64_t lane_items = (job.lanes + width - 1) / width;
+      lane = item % lane_items * width;
+      item /= lane_items;
+    }
+    for (int a = job.axes - 1; a >= 0; --a) {
+      index[a] = item % job.sizes[a];
+      item /= job.sizes[a];
+    }
+  }
+  void next(const RowJob& job, int width) {
+    if (job.columns && (lane += width) < job.lanes) return;
+    lane = 0;
+    for (int a = job.axes - 1; a >= 0; --a) {
+      if (++index[a] < job.sizes[a]) return;
+      index[a] = 0;
+    }
+  }
+  int64_t offset(const RowJob& job, const int64_t* strides) const {
+    int64_t at = 0;
+    for (int a = 0; a < job.axes; ++a) at += index[a] * strides[a];
+    return at;
+  }
+  template <class T>
+  T* in(const RowJob& job, const Operand& operand) const {
+    return static_cast<T*>(operand.data) + offset(job, operand.strides) + lane * operand.lane_stride;
+  }
+};
+
+inline bool side_by_side(const RowJob& job, const Operand& operand) {
+  return (job.columns ? operand.lane_stride : operand.length_stride) == 1 || job.length == 1;
+}
+
+// What one thread needs beside the tensors themselves.
+template <class S, class T>
+struct Scratch {
+  using C = typename S::T;
+  using V = typename S::V;
+  T *x, *y, *grad, *out;  // (batch, entries) copies of what does not lie side by side
+  C* work;                // (batch, entries)
+  V* segment_tops;
+  C* slopes;  // (2, order)
+  V* sums;
+  double* folded;
+  int64_t entries, bytes;
+  int batch;
+
+  Scratch(const RowJob& job, void* memory) : bytes(0) {
+    batch = job.columns ? 1 : static_cast<int>(max(1, min(batch_rows, batch_entries / max(job.length, 1))));
+    // a row begins on a cache line, and one line further than its predecessor's end: not at a multiple of 4096 bytes
+    entries = job.columns ? job.length * S::width : (job.length + 15) / 16 * 16 + 16;
+    char* base = static_cast<char*>(memory);
+    auto take = [&]<class U>(U*& p, int64_t n) {
+      p = reinterpret_cast<U*>(base + bytes);
+      bytes += (n * static_cast<int64_t>(sizeof(U)) + 63) / 64 * 64;
+    };
+    take(x, batch * entries);
+    take(y, batch * entries);
+    take(grad, batch * entries);
+    take(out, batch * entries);
+    take(work, batch * entries);
+    take(segment_tops, entries / S::width / segment + 1);
+    take(slopes, 2 * job.order);
+    take(sums, 4 * job.order);
+    take(folded, 4 * job.order * S::width);
+  }
+};
+
+template <class T>
+inline void copy(T* to, int64_t to_stride, const T* from, int64_t from_stride, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) to[i * to_stride] = from[i * from_stride];
+}
+
+// A copy of one operand's entries of an item, side by side, with masked ones as -inf.
+template <class S, class T>
+__attribute__((noinline)) void gather(const RowJob& job, const Position& at, const Operand& operand,
+                                      const Operand* mask, T* buffer, int lanes) {
+  const T* from = at.in<const T>(job, operand);
+  int64_t step = job.columns ? S::width : 1;
+  if (job.columns) {
+    for (int64_t i = 0; i < job.length; ++i) {
+      copy(buffer + i * step, 1, from + i * operand.length_stride, operand.lane_stride, lanes);
+    }
+  } else {
+    copy(buffer, 1, from, operand.length_stride, job.length);
+  }
+  if (mask == nullptr) return;
+  const unsigned char* takes_part = at.in<const unsigned char>(job, *mask);
+  for (int64_t i = 0; i < job.length; ++i) {
+    for (int lane = 0; lane < lanes; ++lane) {
+      T& entry = buffer[i * step + lane];
+      entry = takes_part[i * mask->length_stride + lane * mask->lane_stride] ? entry : minus_infinity<T>();
+    }
+  }
+}
+
+// An item's tile: entries in place where they lie side by side, else copies.
+template <class S, class T>
+MULTIMAX_INLINE void lay_out(const RowJob& job, const Position& at, const Scratch<S, T>& scratch, int which,
+                             Tile<S, T>& t) {
+  int lanes = 1;
+  t.columns = job.columns;
+  if (job.columns) {
+    lanes = static_cast<int>(min(S::width, job.lanes - at.lane));
+    t.full = lanes == S::width ? job.length : 0;
+    t.partial = job.length - t.full;
+    t.part = lanes;
+  } else {
+    t.full = job.length / S::width;
+    t.part = static_cast<int>(job.length % S::width);
+    t.partial = t.part != 0;
+  }
+  int64_t buffer = which * scratch.entries;
+  auto bring = [&](const Operand& operand, const Operand* mask, T* copy_to, Stream<S, T>& stream) {
+    if (operand.data == nullptr) return;
+    if (side_by_side(job, operand) && mask == nullptr) {
+      stream.data = at.in<T>(job, operand);
+      stream.step = job.columns ? operand.length_stride : S::width;
+    } else {
+      gather<S>(job, at, operand, mask, copy_to, lanes);
+      stream.data = copy_to;
+      stream.step = S::width;
+    }
+  };
+  bring(job.x, job.mask.data ? &job.mask : nullptr, scratch.x + buffer, t.x);
+  bring(job.y, nullptr, scratch.y + buffer, t.y);
+  bring(job.grad, nullptr, scratch.grad + buffer, t.grad);
+  t.home = at.in<T>(job, job.out);
+  bool in_place = side_by_side(job, job.out);
+  t.out.data = in_place ? t.home : scratch.out + buffer;
+  t.out.step = in_place && job.columns ? job.out.length_stride : S::width;
+  t.work.data = scratch.work + buffer;
+  t.work.step = S::width;
+  if constexpr (same<T, typename S::T>) {
+    if (t.vectors() > segment) t.work = t.out;  // rather than a second array that does not fit the cache
+  }
+}
+
+// Results that were not written in place.
+template <class S, class T>
+void deliver(const RowJob& job, const Tile<S, T>& t) {
+  if (t.out.data == t.home) return;
+  if (!job.columns) return copy(t.home, job.out.length_stride, t.out.data, 1, job.length);
+  for (int64_t i = 0; i < job.length; ++i) {
+    copy(t.home + i * job.out.length_stride, job.out.lane_stride, t.out.data + i * S::width, 1,
+         t.full ? S::width : t.part);
+  }
+}
+
+template <bool backward, class T, class S, int N, Kind kind>
+void run_blocks(const RowJob& job, int64_t first, int64_t last, void* memory) {
+  using C = typename S::T;
+  const Scratch<S, T> scratch(job, memory);
+  const auto floor = S::set(static_cast<C>(job.floor));
+
+  for (int64_t block = first; block < last; ++block) {
+    int64_t item = block / job.run_blocks * job.run_items + block % job.run_blocks * job.block_items;
+    int64_t end = min(item + job.block_items, (block / job.run_blocks + 1) * job.run_items);
+    Position at;
+    at.seek(job, item, S::width);
+    const C* set = static_cast<const C*>(job.params) + at.offset(job, job.set_strides) * 4 * job.order;
+    Params<C> p{job.order, set, set + job.order, set + 2 * job.order, set + 3 * job.order};
+
+    if constexpr (backward) {  // what is needed of the coefficients is their part in the slope
+      for (int i = 0; i < 2 * job.order; ++i) scratch.slopes[i] = set[i] * static_cast<C>(i % job.order + 1);
+      p.c = scratch.slopes;
+      p.e = scratch.slopes + job.order;
+    }
+    const Vectors<S, N> f(p);
+    ParamSums<S> params{scratch.sums, scratch.folded, 0, job.order};
+    if (backward) params.clear();
+
+    while (item < end) {
+      Tile<S, T> tiles[batch_rows];
+      int rows = static_cast<int>(min(scratch.batch, end - item));
+      item += rows;
+      for (int r = 0; r < rows; ++r, at.next(job, S::width)) lay_out(job, at, scratch, r, tiles[r]);
+      if constexpr (!backward) {
+        Forward<S, T, N, kind>{f, floor}.run(tiles, rows, scratch.segment_tops);
+      } else if (job.sums != nullptr) {
+        Backward<S, T, N, kind, true>{f, floor, params}.run(tiles, rows);
+      } else {
+        Backward<S, T, N, kind, false>{f, floor, params}.run(tiles, rows);
+      }
+      for (int r = 0; r < rows; ++r) deliver(job, tiles[r]);
+    }
+    if (backward && job.sums != nullptr) params.total(job.sums + block * 4 * job.order);
+  }
+}
+
+template <bool backward, class T>
+void run(const RowJob& job, int64_t first, int64_t last, void* memory) {
+  using S = Simd<typename Compute<T>::type>;
+  auto with_order = [&]<Kind kind>() {
+    if (job.order == 1) return run_blocks<backward, T, S, 1, kind>(job, first, last, memory);
+    if (job.order == 2) return run_blocks<backward, T, S, 2, kind>(job, first, last, memory);
+    run_blocks<backward, T, S, 0, kind>(job, first, last, memory);
+  };
+  if (job.kind == Kind::multimax) return with_order.template operator()<Kind::multimax>();
+  if (job.kind == Kind::log_multimax) return with_order.template operator()<Kind::log_multimax>();
+  with_order.template operator()<Kind::modulate>();
+}
+
+template <bool backward>
+void run(const RowJob& job, int64_t first, int64_t last, void* memory) {
+  switch (job.dtype) {
+    case DType::f32:
+      return run<backward, float>(job, first, last, memory);
+    case DType::f64:
+      return run<backward, double>(job, first, last, memory);
+    case DType::bf16:
+      return run<backward, bf16>(job, first, last, memory);
+    case DType::f16:
+      return run<backward, f16>(job, first, last, memory);
+  }
+}
+
+int64_t scratch_bytes(const RowJob& job) {
+  if (job.dtype == DType::f64) return Scratch<Simd<double>, double>(job, nullptr).bytes;
+  return Scratch<Simd<float>, float>(job, nullptr).bytes;  // enough for the half types too
+}
+
+}  // namespace
+
+const RowKernels row_kernels = {Simd<float>::width, Simd<double>::width, scratch_bytes, run<false>, run<true>};
+
+}  // namespace multimax::MULTIMAX_ISA

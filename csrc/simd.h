@@ -1,0 +1,205 @@
+// Vectors of one instruction set, behind one small interface.
+//
+// This file is compiled once for each instruction set (see rows.cpp), so everything lives in a namespace named after
+// it. `+ - * /` are the compiler's own on vector types; only what they lack, or do slowly, is written here.
+#pragma once
+
+#include <cstdint>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#ifndef MULTIMAX_ISA
+#define MULTIMAX_ISA baseline
+#endif
+
+// Left to itself the compiler calls the larger ones, and every vector then travels through memory.
+#define MULTIMAX_INLINE inline __attribute__((always_inline))
+
+namespace multimax::MULTIMAX_ISA {
+
+// Vector types of the compiler, of whatever size the instruction set has registers for.
+template <class Float, class Integer, int fraction_bits_, int bytes>
+struct VectorType {
+  using T = Float;
+  typedef Float V __attribute__((vector_size(bytes)));
+  typedef Integer I __attribute__((vector_size(bytes)));
+  using Mask = I;
+  static constexpr int width = bytes / static_cast<int>(sizeof(Float));
+  static constexpr int fraction_bits = fraction_bits_;
+
+  static V set(T a) { return V{} + a; }
+  static V load(const T* p) {
+    V a;
+    __builtin_memcpy(&a, p, sizeof a);
+    return a;
+  }
+  static void store(T* p, V a) { __builtin_memcpy(p, &a, sizeof a); }
+  // the first n lanes only; the others are read as 0
+  static V load(const T* p, int n) {
+    V a{};
+    for (int i = 0; i < n; ++i) a[i] = p[i];
+    return a;
+  }
+  static void store(T* p, V a, int n) {
+    for (int i = 0; i < n; ++i) p[i] = a[i];
+  }
+
+  // max returns its second operand if either is NaN
+  static V max(V a, V b) { return select(a > b, a, b); }
+  static Mask le(V a, V b) { return a <= b; }
+  static Mask lt(V a, V b) { return a < b; }
+  static Mask nan(V a) { return a != a; }
+  static Mask first(int n) {
+    Mask lane;
+    for (int i = 0; i < width; ++i) lane[i] = i;
+    return lane < (Mask{} + static_cast<Integer>(n));
+  }
+  static Mask both(Mask a, Mask b) { return a & b; }
+  static bool any(Mask m) {
+    Integer r = 0;
+    for (int i = 0; i < width; ++i) r |= m[i];
+    return r != 0;
+  }
+  static bool all(Mask m) {
+    Integer r = -1;
+    for (int i = 0; i < width; ++i) r &= m[i];
+    return r != 0;
+  }
+  static V select(Mask m, V a, V b) {
+    return reinterpret_cast<V>((reinterpret_cast<I>(a) & m) | (reinterpret_cast<I>(b) & ~m));
+  }
+  static V zero_if(Mask m, V a) { return reinterpret_cast<V>(reinterpret_cast<I>(a) & ~m); }
+  static V sub_where(Mask m, V a, V b) { return reinterpret_cast<V>(reinterpret_cast<I>(a - b) & m); }  // else 0
+  static V add_where(Mask m, V a, V b) { return a + reinterpret_cast<V>(reinterpret_cast<I>(b) & m); }  // else a
+
+  // to[i] += a[i] in double
+  static void add_to(double* to, V a) {
+    typedef double Doubles __attribute__((vector_size(width * sizeof(double))));
+    Doubles sums;
+    __builtin_memcpy(&sums, to, sizeof sums);
+    sums += __builtin_convertvector(a, Doubles);
+    __builtin_memcpy(to, &sums, sizeof sums);
+  }
+  static T sum(V a) {
+    T r = a[0];
+    for (int i = 1; i < width; ++i) r += a[i];
+    return r;
+  }
+  static T max(V a) {
+    T r = a[0];
+    for (int i = 1; i < width; ++i) r = a[i] > r ? a[i] : r;
+    return r;
+  }
+};
+
+template <class T>
+struct Simd;
+
+#if defined(__AVX512F__)
+
+template <>
+struct Simd<float> : VectorType<float, int32_t, 23, 64> {
+  using Base = VectorType<float, int32_t, 23, 64>;
+  using Mask = __mmask16;
+  using Base::load;
+  using Base::max;
+  using Base::store;
+
+  static V load(const T* p, int n) { return _mm512_maskz_loadu_ps(first(n), p); }
+  static void store(T* p, V a, int n) { _mm512_mask_storeu_ps(p, first(n), a); }
+  static V max(V a, V b) { return _mm512_max_ps(a, b); }
+  static Mask le(V a, V b) { return _mm512_cmp_ps_mask(a, b, _CMP_LE_OQ); }
+  static Mask lt(V a, V b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+  static Mask nan(V a) { return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q); }
+  static Mask first(int n) { return static_cast<Mask>((1u << n) - 1u); }
+  static Mask both(Mask a, Mask b) { return static_cast<Mask>(a & b); }
+  static bool any(Mask m) { return m != 0; }
+  static bool all(Mask m) { return m == 0xffff; }
+  static V select(Mask m, V a, V b) { return _mm512_mask_blend_ps(m, b, a); }
+  static V zero_if(Mask m, V a) { return _mm512_maskz_mov_ps(static_cast<Mask>(~m), a); }
+  static V sub_where(Mask m, V a, V b) { return _mm512_maskz_sub_ps(m, a, b); }
+  static V add_where(Mask m, V a, V b) { return _mm512_mask_add_ps(a, m, a, b); }
+  static T sum(V a) { return _mm512_reduce_add_ps(a); }
+  static T max(V a) { return _mm512_reduce_max_ps(a); }
+};
+
+template <>
+struct Simd<double> : VectorType<double, int64_t, 52, 64> {
+  using Base = VectorType<double, int64_t, 52, 64>;
+  using Mask = __mmask8;
+  using Base::load;
+  using Base::max;
+  using Base::store;
+
+  static V load(const T* p, int n) { return _mm512_maskz_loadu_pd(first(n), p); }
+  static void store(T* p, V a, int n) { _mm512_mask_storeu_pd(p, first(n), a); }
+  static V max(V a, V b) { return _mm512_max_pd(a, b); }
+  static Mask le(V a, V b) { return _mm512_cmp_pd_mask(a, b, _CMP_LE_OQ); }
+  static Mask lt(V a, V b) { return _mm512_cmp_pd_mask(a, b, _CMP_LT_OQ); }
+  static Mask nan(V a) { return _mm512_cmp_pd_mask(a, a, _CMP_UNORD_Q); }
+  static Mask first(int n) { return static_cast<Mask>((1u << n) - 1u); }
+  static Mask both(Mask a, Mask b) { return static_cast<Mask>(a & b); }
+  static bool any(Mask m) { return m != 0; }
+  static bool all(Mask m) { return m == 0xff; }
+  static V select(Mask m, V a, V b) { return _mm512_mask_blend_pd(m, b, a); }
+  static V zero_if(Mask m, V a) { return _mm512_maskz_mov_pd(static_cast<Mask>(~m), a); }
+  static V sub_where(Mask m, V a, V b) { return _mm512_maskz_sub_pd(m, a, b); }
+  static V add_where(Mask m, V a, V b) { return _mm512_mask_add_pd(a, m, a, b); }
+  static T sum(V a) { return _mm512_reduce_add_pd(a); }
+  static T max(V a) { return _mm512_reduce_max_pd(a); }
+};
+
+#elif defined(__AVX2__)
+
+template <>
+struct Simd<float> : VectorType<float, int32_t, 23, 32> {
+  using Base = VectorType<float, int32_t, 23, 32>;
+  using Base::load;
+  using Base::max;
+  using Base::store;
+
+  static V load(const T* p, int n) { return _mm256_maskload_ps(p, reinterpret_cast<__m256i>(first(n))); }
+  static void store(T* p, V a, int n) { _mm256_maskstore_ps(p, reinterpret_cast<__m256i>(first(n)), a); }
+  static V max(V a, V b) { return _mm256_max_ps(a, b); }
+  static bool any(Mask m) { return _mm256_movemask_ps(reinterpret_cast<V>(m)) != 0; }
+  static bool all(Mask m) { return _mm256_movemask_ps(reinterpret_cast<V>(m)) == 0xff; }
+  static V select(Mask m, V a, V b) { return _mm256_blendv_ps(b, a, reinterpret_cast<V>(m)); }
+};
+
+template <>
+struct Simd<double> : VectorType<double, int64_t, 52, 32> {
+  using Base = VectorType<double, int64_t, 52, 32>;
+  using Base::max;
+
+  static V max(V a, V b) { return _mm256_max_pd(a, b); }
+  static V select(Mask m, V a, V b) { return _mm256_blendv_pd(b, a, reinterpret_cast<V>(m)); }
+};
+
+#else  // 16 bytes: SSE2, NEON, or whatever the machine has
+
+template <>
+struct Simd<float> : VectorType<float, int32_t, 23, 16> {
+#if defined(__SSE2__)
+  using Base = VectorType<float, int32_t, 23, 16>;
+  using Base::max;
+  static V max(V a, V b) { return _mm_max_ps(a, b); }
+#endif
+};
+
+template <>
+struct Simd<double> : VectorType<double, int64_t, 52, 16> {
+#if defined(__SSE2__)
+  using Base = VectorType<double, int64_t, 52, 16>;
+  using Base::max;
+  static V max(V a, V b) { return _mm_max_pd(a, b); }
+  // spelled out because GCC 12 fails on its own comparison here with an internal error
+  static Mask le(V a, V b) { return reinterpret_cast<Mask>(_mm_cmple_pd(a, b)); }
+  static Mask lt(V a, V b) { return reinterpret_cast<Mask>(_mm_cmplt_pd(a, b)); }
+#endif
+};
+
+#endif
+
+}  // namespace multimax::MULTIMAX_ISA

@@ -1,0 +1,74 @@
+"""The CPU kernels. Everything else about the package is in pyproject.toml."""
+
+import os
+import platform
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+try:
+    from torch.utils.cpp_extension import include_paths, library_paths
+except ImportError:
+    include_paths = library_paths = None
+
+# The kernels are compiled once for each instruction set, and the best one is chosen at run time.
+X86_64 = platform.machine().lower() in ("x86_64", "amd64")
+ISAS = {"baseline": []}
+if X86_64:
+    ISAS["avx2"] = ["-mavx2", "-mfma", "-mf16c"]
+    ISAS["avx512"] = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c"]
+
+FLAGS = ["-std=c++20", "-fvisibility=hidden", "-Wall", "-Wextra", "-ffp-contract=fast"]
+FLAGS += ["-fno-math-errno", "-fno-trapping-math"]  # nobody reads errno or the exception flags; NaN and inf stay
+FLAGS += ["-Wno-maybe-uninitialized", "-Wno-uninitialized"]  # false alarms inside GCC 12's own AVX-512 header
+LINK = ["-ltorch_cpu", "-ltorch"]
+if os.environ.get("MULTIMAX_SANITIZE"):
+    SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer", "-g"]
+    FLAGS += ["-O1", *SANITIZE]
+    LINK += SANITIZE
+else:
+    FLAGS += ["-O3"]
+    LINK += ["-Wl,-s"]
+
+
+class BuildKernels(build_ext):
+    """One extension without Python in it: loaded by torch, good for every Python and every torch from 2.10 on."""
+
+    def build_extension(self, ext: Extension) -> None:
+        temp = Path(self.build_temp)
+        bindings = FLAGS + ["-DTORCH_TARGET_VERSION=0x020a000000000000"]
+        bindings += [f"-isystem{path}" for path in include_paths()]
+        jobs = [("csrc/rows.cpp", isa, FLAGS + flags + [f"-DMULTIMAX_ISA={isa}"]) for isa, flags in ISAS.items()]
+        jobs.append(("csrc/bindings.cpp", "bindings", bindings))
+
+        def compile_one(job: tuple[str, str, list[str]]) -> list[str]:
+            source, name, flags = job
+            return self.compiler.compile([source], output_dir=str(temp / name), extra_postargs=flags)
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            objects = [item for group in pool.map(compile_one, jobs) for item in group]
+        self.compiler.link_shared_object(
+            objects,
+            self.get_ext_fullpath(ext.name),
+            library_dirs=library_paths(),
+            extra_postargs=LINK,
+            target_lang="c++",
+        )
+
+
+if include_paths is None:
+    print("multimax: torch is not importable here, so the wheel has no CPU kernels (--no-build-isolation builds them)")
+    setup()
+elif sys.platform != "linux":
+    print("multimax: CPU kernels are built on Linux only; this wheel uses the reference implementation")
+    setup()
+else:
+    csrc = sorted(str(path) for path in Path("csrc").glob("*"))
+    setup(
+        ext_modules=[Extension("multimax._kernels", csrc, depends=csrc, py_limited_api=True)],
+        cmdclass={"build_ext": BuildKernels},
+        options={"bdist_wheel": {"py_limited_api": "cp310"}},
+    )

@@ -1,0 +1,24 @@
+"""MultiMax: softmax over a learned, piece-wise modulated input, sparse and multi-modal at once."""
+
+from importlib.metadata import version as _version
+
+from multimax import metrics
+from multimax.functional import log_multimax, modulate, multimax
+from multimax.modules import MultiMax
+from multimax.parameters import from_paper, from_published, to_paper
+from multimax.presets import presets
+
+__version__ = _version("multimax")
+
+__all__ = [
+    "MultiMax",
+    "__version__",
+    "from_paper",
+    "from_published",
+    "log_multimax",
+    "metrics",
+    "modulate",
+    "multimax",
+    "presets",
+    "to_paper",
+]

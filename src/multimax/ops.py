@@ -1,0 +1,206 @@
+"""The boundary to the compiled library: loading it, what the compiler has to know of it, and its gradients."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from multimax import reference
+
+BUILD_COMMAND = "pip install --no-build-isolation ."
+ISAS = ("baseline", "avx2", "avx512")
+KINDS = ("multimax", "log_multimax", "modulate")  # as in csrc/rows.h
+ISA_VARIABLE = "MULTIMAX_ISA"
+
+
+def _load() -> str | None:
+    """Loads the library. Returns why it cannot be used, or None."""
+    path = Path(__file__).with_name("_kernels.abi3.so")
+    if not path.exists():
+        return f"the CPU kernels were not built; with torch installed, build them with `{BUILD_COMMAND}`"
+    try:
+        torch.ops.load_library(path)
+    except OSError as error:
+        return (
+            f"the CPU kernels were built but could not be loaded with torch {torch.__version__} ({error}); "
+            f"build them again with `{BUILD_COMMAND}`"
+        )
+    return None
+
+
+def use_isa(name: str | None = None) -> str:
+    """The instruction set that the CPU kernels use, after changing it if a name is given."""
+    if name is None:
+        return ISAS[torch.ops.multimax.use_isa(-1)]
+    if name not in ISAS:
+        raise ValueError(f"multimax: expected an instruction set out of {', '.join(ISAS)}, got {name!r}")
+    try:
+        return ISAS[torch.ops.multimax.use_isa(ISAS.index(name))]
+    except RuntimeError:
+        raise RuntimeError(f"multimax: this machine or this build has no {name} kernels") from None
+
+
+unavailable = _load()
+
+if unavailable is None:
+    if os.environ.get(ISA_VARIABLE):
+        use_isa(os.environ[ISA_VARIABLE])
+
+    @torch.library.register_fake("multimax::rows_forward")
+    def _(x: Tensor, coefs: Tensor, knots: Tensor, mask: Tensor | None, dim: int, kind: int) -> Tensor:
+        return torch.empty_like(x)
+
+    @torch.library.register_fake("multimax::rows_backward")
+    def _(
+        grad: Tensor,
+        x: Tensor,
+        y: Tensor | None,
+        coefs: Tensor,
+        knots: Tensor,
+        mask: Tensor | None,
+        dim: int,
+        kind: int,
+        params_grad: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        size = coefs.shape if params_grad else (0,)
+        return torch.empty_like(x), coefs.new_empty(size), knots.new_empty(size)
+
+
+def _front(value: Tensor | None, dim: int | None, size: int) -> Tensor | None:
+    """A tensor with the mapped dim in front, added if it has none."""
+    if value is None:
+        return None
+    return value.unsqueeze(0).expand(size, *value.shape) if dim is None else value.movedim(dim, 0)
+
+
+def _params_front(params: Tensor, dim: int | None, size: int, ndim: int) -> Tensor:
+    """Parameters of their own for each of the mapped inputs, which have ndim dims each."""
+    mapped = _front(params, dim, size)
+    assert mapped is not None
+    if mapped.ndim == 3:  # (size, order, 2): one set for a whole input
+        mapped = mapped.reshape(size, *[1] * (ndim - 1), *mapped.shape[-2:])
+    return mapped
+
+
+class Rows(torch.autograd.Function):
+    """multimax, log_multimax or modulate along one dim; arguments as `checks` leaves them, x with at least one dim."""
+
+    @staticmethod
+    def forward(x: Tensor, coefs: Tensor, knots: Tensor, mask: Tensor | None, dim: int, kind: int) -> Tensor:
+        """The row function of that kind."""
+        result: Tensor = torch.ops.multimax.rows_forward(x, coefs, knots, mask, dim, kind)
+        return result
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Keeps the input and, but for modulate, the output."""
+        x, coefs, knots, mask, ctx.dim, ctx.kind = inputs
+        ctx.save_for_backward(x, None if KINDS[ctx.kind] == "modulate" else output, coefs, knots, mask)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of x, coefs and knots."""
+        params_grad = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
+        x, y, coefs, knots, mask = ctx.saved_tensors
+        result = RowsBackward.apply(grads[0], x, y, coefs, knots, mask, ctx.dim, ctx.kind, params_grad)
+        grad_x, grad_coefs, grad_knots = result
+        if not params_grad:
+            grad_coefs = grad_knots = None
+        return grad_x, grad_coefs, grad_knots, None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
+        """One call for all: the mapped dim is a further dim of rows."""
+        x, coefs, knots, mask, dim, kind = args
+        size = info.batch_size
+        ndim = x.ndim - (in_dims[0] is not None)
+        return Rows.apply(
+            _front(x, in_dims[0], size),
+            _params_front(coefs, in_dims[1], size, ndim),
+            _params_front(knots, in_dims[2], size, ndim),
+            _front(mask, in_dims[3], size),
+            dim + 1,
+            kind,
+        ), 0
+
+
+class RowsBackward(torch.autograd.Function):
+    """The gradients of Rows. Their own gradients go through the reference."""
+
+    @staticmethod
+    def forward(
+        grad: Tensor,
+        x: Tensor,
+        y: Tensor | None,
+        coefs: Tensor,
+        knots: Tensor,
+        mask: Tensor | None,
+        dim: int,
+        kind: int,
+        params_grad: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of x, coefs and knots, the latter two empty unless params_grad."""
+        result: tuple[Tensor, Tensor, Tensor] = torch.ops.multimax.rows_backward(
+            grad, x, y, coefs, knots, mask, dim, kind, params_grad
+        )
+        return result
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        """Keeps what the reference needs: all but y, which follows from the rest."""
+        grad, x, _, coefs, knots, mask, ctx.dim, ctx.kind, ctx.params_grad = inputs
+        ctx.save_for_backward(grad, x, coefs, knots, mask)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """The second derivative, by differentiating the reference twice."""
+        grad, x, coefs, knots, mask = ctx.saved_tensors
+        function = getattr(reference, KINDS[ctx.kind])
+        options = {} if KINDS[ctx.kind] == "modulate" else {"dim": ctx.dim, "mask": mask}
+
+        def first(grad: Tensor, x: Tensor, coefs: Tensor, knots: Tensor) -> tuple[Tensor, ...]:
+            _, vjp = torch.func.vjp(lambda *inputs: function(*inputs, **options), x, coefs, knots)
+            of_x, of_coefs, of_knots = vjp(grad)
+            return (of_x, of_coefs, of_knots) if ctx.params_grad else (of_x,)
+
+        _, vjp = torch.func.vjp(first, grad, x, coefs, knots)
+        of_grad, of_x, of_coefs, of_knots = vjp(tuple(grads) if ctx.params_grad else (grads[0],))
+        return of_grad, of_x, None, of_coefs, of_knots, None, None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
+        """As for Rows; parameters shared by all get a gradient for each."""
+        grad, x, y, coefs, knots, mask, dim, kind, params_grad = args
+        size = info.batch_size
+        ndim = x.ndim - (in_dims[1] is not None)
+        grad_x, grad_coefs, grad_knots = RowsBackward.apply(
+            _front(grad, in_dims[0], size),
+            _front(x, in_dims[1], size),
+            _front(y, in_dims[2], size),
+            _params_front(coefs, in_dims[3], size, ndim),
+            _params_front(knots, in_dims[4], size, ndim),
+            _front(mask, in_dims[5], size),
+            dim + 1,
+            kind,
+            params_grad,
+        )
+        if not params_grad:
+            return (grad_x, grad_coefs, grad_knots), (0, None, None)
+        single = coefs.shape if in_dims[3] is None else coefs.movedim(in_dims[3], 0).shape[1:]
+        return (grad_x, grad_coefs.reshape(size, *single), grad_knots.reshape(size, *single)), (0, 0, 0)
+
+
+def rows(x: Tensor, coefs: Tensor, knots: Tensor, mask: Tensor | None, dim: int, kind: str) -> Tensor:
+    """A row function by the CPU kernels, with gradients where any are needed."""
+    index = KINDS.index(kind)
+    if x.ndim == 0:
+        return rows(x[None], coefs, knots, None if mask is None else mask[None], 0, kind)[0]
+    # the raw operation is quicker, but knows nothing of gradients and of torch.func's transforms
+    needs_grad = torch.is_grad_enabled() and (x.requires_grad or coefs.requires_grad or knots.requires_grad)
+    if needs_grad or torch._C._are_functorch_transforms_active():
+        result: Tensor = Rows.apply(x, coefs, knots, mask, dim, index)
+    else:
+        result = torch.ops.multimax.rows_forward(x, coefs, knots, mask, dim, index)
+    return result
