@@ -39,7 +39,7 @@ class BuildKernels(build_ext):
 
     def build_extension(self, ext: Extension) -> None:
         temp = Path(self.build_temp)
-        bindings = FLAGS + ["-DTORCH_TARGET_VERSION=0x020a000000000000"]
+        bindings = [*FLAGS, "-DTORCH_TARGET_VERSION=0x020a000000000000"]  # 2.10
         bindings += [f"-isystem{path}" for path in include_paths()]
         jobs = [("csrc/rows.cpp", isa, FLAGS + flags + [f"-DMULTIMAX_ISA={isa}"]) for isa, flags in ISAS.items()]
         jobs.append(("csrc/bindings.cpp", "bindings", bindings))

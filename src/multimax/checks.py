@@ -36,11 +36,10 @@ def same_device(name: str, value: Tensor, x: Tensor) -> None:
         )
 
 
-def pair(coefs: object, knots: object) -> None:
+def pair(coefs: Tensor, knots: Tensor) -> None:
     """Parameters that belong together, of any number of sets."""
     tensor("coefs", coefs)
     tensor("knots", knots)
-    assert isinstance(coefs, Tensor) and isinstance(knots, Tensor)
     if coefs.ndim < 2 or coefs.shape[-1] != 2:
         remedy = (
             "; the published flat layout [b1, d1, b2, d2] becomes that by .reshape(-1, 2)" if coefs.ndim == 1 else ""

@@ -105,7 +105,8 @@ class MultiMax(nn.Module):
         monotone=True takes t_b = exp(-coefs) and t_d = exp(coefs) in the first order, with the smaller of its knots as
         b and the larger as d, and beyond it -|coefs| below and |coefs| above. Zero stays zero, with slope 1.
         """
-        coefs, knots = self.coefs, self.knots
+        coefs: Tensor = self.coefs
+        knots: Tensor = self.knots
         if self.monotone:
             lower, upper = coefs[..., :1, 0], coefs[..., :1, 1]
             first = torch.stack([-torch.expm1(-lower), torch.expm1(upper)], -1)  # (..., 1, 2)

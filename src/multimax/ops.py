@@ -1,6 +1,8 @@
 """The boundary to the compiled library: loading it, what the compiler has to know of it, and its gradients."""
 
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,13 @@ def _params_front(params: Tensor, dim: int | None, size: int, ndim: int) -> Tens
     return mapped
 
 
+def _reference(kind: int, dim: int, mask: Tensor | None) -> Callable[..., Tensor]:
+    """The reference of that kind as a function of x, coefs and knots."""
+    if KINDS[kind] == "modulate":
+        return reference.modulate
+    return partial(getattr(reference, KINDS[kind]), dim=dim, mask=mask)
+
+
 class Rows(torch.autograd.Function):
     """multimax, log_multimax or modulate along one dim; arguments as `checks` leaves them, x with at least one dim."""
 
@@ -156,17 +165,15 @@ class RowsBackward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """The second derivative, by differentiating the reference twice."""
-        grad, x, coefs, knots, mask = ctx.saved_tensors
-        function = getattr(reference, KINDS[ctx.kind])
-        options = {} if KINDS[ctx.kind] == "modulate" else {"dim": ctx.dim, "mask": mask}
+        *inputs, mask = ctx.saved_tensors
+        function = _reference(ctx.kind, ctx.dim, mask)
 
-        def first(grad: Tensor, x: Tensor, coefs: Tensor, knots: Tensor) -> tuple[Tensor, ...]:
-            _, vjp = torch.func.vjp(lambda *inputs: function(*inputs, **options), x, coefs, knots)
-            of_x, of_coefs, of_knots = vjp(grad)
-            return (of_x, of_coefs, of_knots) if ctx.params_grad else (of_x,)
+        def gradients(grad: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+            results: tuple[Tensor, ...] = torch.func.vjp(function, *inputs)[1](grad)
+            return results if ctx.params_grad else results[:1]
 
-        _, vjp = torch.func.vjp(first, grad, x, coefs, knots)
-        of_grad, of_x, of_coefs, of_knots = vjp(tuple(grads) if ctx.params_grad else (grads[0],))
+        vjp = torch.func.vjp(gradients, *inputs)[1]
+        of_grad, of_x, of_coefs, of_knots = vjp(grads if ctx.params_grad else grads[:1])
         return of_grad, of_x, None, of_coefs, of_knots, None, None, None, None
 
     @staticmethod

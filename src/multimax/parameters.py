@@ -43,8 +43,8 @@ def from_paper(t_b: Values, t_d: Values, b: Values, d: Values) -> tuple[Tensor, 
     if any(value.shape != values[0].shape for value in values):
         got = ", ".join(checks.shape(value) for value in values)
         raise ValueError(f"multimax: expected t_b, t_d, b and d of one shape, got {got}")
-    t_b, t_d, b, d = values
-    coefs, knots = torch.stack([1 - t_b, t_d - 1], -1).to(dtype), torch.stack([b, d], -1).to(dtype)
+    coefs = torch.stack([1 - values[0], values[1] - 1], -1).to(dtype)
+    knots = torch.stack(values[2:], -1).to(dtype)
     checks.pair(coefs, knots)
     return coefs, knots
 
@@ -87,7 +87,8 @@ def from_published(state_dict: Mapping[str, Tensor], name: str = "multimax") -> 
         if last in _PUBLISHED:
             if value.ndim != 1 or len(value) == 0 or len(value) % 2:
                 raise ValueError(
-                    f"multimax: expected {key} of shape (2 * order,), as in the published code, got {checks.shape(value)}"
+                    f"multimax: expected {key} of shape (2 * order,) as in the published code, "
+                    f"got {checks.shape(value)}"
                 )
             new = ".".join(part for part in (prefix, name, _PUBLISHED[last]) if part)
             value = value.reshape(-1, 2)
