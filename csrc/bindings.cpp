@@ -138,7 +138,7 @@ class Plan {
   RowJob job{};
 
   Plan(Kind kind, const Tensor& x, const Tensor& coefs, const Tensor& knots, const std::optional<Tensor>& mask,
-       int64_t dim, const Tensor* y, const Tensor* grad, const Tensor& out) {
+       int64_t dim, const Tensor* y, const Tensor* stats, const Tensor* grad, const Tensor& out) {
     int64_t ndim = x.dim();
     int64_t outer = std::max<int64_t>(ndim - 1, 0);
     STD_TORCH_CHECK(ndim <= max_axes, "multimax: expected at most ", max_axes, " dims, got ", ndim);
@@ -173,6 +173,7 @@ class Plan {
       axis.grad = grad ? grad->stride(a) : 0;
       axis.mask = mask ? mask->stride(a) : 0;
       axis.y = y ? y->stride(a) : 0;
+      axis.stats = rows;
       axis.set = 0;
       if (lead != 0) {
         STD_TORCH_CHECK(coefs.size(i) == 1 || coefs.size(i) == axis.size, "multimax: coefs do not fit the input");
@@ -182,6 +183,12 @@ class Plan {
       --i;
       rows *= axis.size;
       axes.insert(axes.begin(), axis);
+    }
+    if (stats) {
+      STD_TORCH_CHECK(stats->numel() == 2 * rows && stats->is_contiguous() && dtype_of(*stats) == DType::f32,
+                      "multimax: stats do not fit the input");
+      job.stats.data = stats->data_ptr();
+      job.stats_plane = rows;
     }
     bind(job.x, x, dim, ndim);
     bind(job.out, out, dim, ndim);
@@ -202,6 +209,7 @@ class Plan {
           job.grad.lane_stride = axis.grad;
           job.mask.lane_stride = axis.mask;
           job.y.lane_stride = axis.y;
+          job.stats.lane_stride = axis.stats;
           axes.erase(axes.begin() + static_cast<std::ptrdiff_t>(a));
           break;
         }
@@ -216,6 +224,7 @@ class Plan {
       job.grad.strides[a] = axes[a].grad;
       job.mask.strides[a] = axes[a].mask;
       job.y.strides[a] = axes[a].y;
+      job.stats.strides[a] = axes[a].stats;
       job.set_strides[a] = axes[a].set;
     }
 
@@ -273,7 +282,7 @@ class Plan {
 
  private:
   struct Axis {
-    int64_t size, x, out, y, grad, mask, set;
+    int64_t size, x, out, y, grad, mask, stats, set;
   };
 
   std::vector<double> sums_, coefs_;
@@ -299,8 +308,8 @@ class Plan {
       if (!merged.empty()) {
         Axis& a = merged.back();
         if (a.x == b.x * b.size && a.out == b.out * b.size && a.y == b.y * b.size && a.grad == b.grad * b.size &&
-            a.mask == b.mask * b.size && a.set == b.set * b.size) {
-          a = {a.size * b.size, b.x, b.out, b.y, b.grad, b.mask, b.set};
+            a.stats == b.stats * b.size && a.mask == b.mask * b.size && a.set == b.set * b.size) {
+          a = {a.size * b.size, b.x, b.out, b.y, b.grad, b.mask, b.stats, b.set};
           continue;
         }
       }
@@ -348,27 +357,43 @@ Kind kind_of(int64_t kind) {
   return static_cast<Kind>(kind);
 }
 
-Tensor rows_forward(const Tensor& x, const Tensor& coefs, const Tensor& knots, const std::optional<Tensor>& mask,
-                    int64_t dim, int64_t kind) {
+bool half_precision(const Tensor& x) { return dtype_of(x) == DType::bf16 || dtype_of(x) == DType::f16; }
+
+// The output, and, in half precision and but for modulate, the rows' statistics: (2, *x's shape without dim).
+std::tuple<Tensor, Tensor> rows_forward(const Tensor& x, const Tensor& coefs, const Tensor& knots,
+                                        const std::optional<Tensor>& mask, int64_t dim, int64_t kind) {
+  Kind k = kind_of(kind);
+  bool with_stats = half_precision(x) && k != Kind::modulate;
+  std::vector<int64_t> shape = {0};
+  if (with_stats) {
+    shape = {2};
+    for (int64_t a = 0; a < x.dim(); ++a) {
+      if (a != dim) shape.push_back(x.size(a));
+    }
+  }
+  Tensor stats = torch::stable::new_empty(x, shape, ScalarType::Float);
   Tensor out = torch::stable::empty_like(x);
-  Plan plan(kind_of(kind), x, coefs, knots, mask, dim, nullptr, nullptr, out);
+  Plan plan(k, x, coefs, knots, mask, dim, nullptr, with_stats ? &stats : nullptr, nullptr, out);
   plan.run(kernels().forward);
-  return out;
+  return {out, stats};
 }
 
-// y is what forward returned; modulate does without. The gradients of the parameters are empty unless asked for.
-std::tuple<Tensor, Tensor, Tensor> rows_backward(const Tensor& grad, const Tensor& x, const std::optional<Tensor>& y,
-                                                 const Tensor& coefs, const Tensor& knots,
-                                                 const std::optional<Tensor>& mask, int64_t dim, int64_t kind,
-                                                 bool params_grad) {
+// `saved` is the forward's statistics in half precision, its output otherwise; modulate does without. The gradients of
+// the parameters are empty unless asked for.
+std::tuple<Tensor, Tensor, Tensor> rows_backward(const Tensor& grad, const Tensor& x,
+                                                 const std::optional<Tensor>& saved, const Tensor& coefs,
+                                                 const Tensor& knots, const std::optional<Tensor>& mask, int64_t dim,
+                                                 int64_t kind, bool params_grad) {
   Kind k = kind_of(kind);
-  STD_TORCH_CHECK(k == Kind::modulate || y.has_value(), "multimax: this backward needs the output");
+  STD_TORCH_CHECK(k == Kind::modulate || saved.has_value(), "multimax: this backward needs the forward's result");
+  const Tensor* needed = k == Kind::modulate ? nullptr : &*saved;
   std::vector<int64_t> shape = {0};
   if (params_grad) shape.assign(coefs.sizes().begin(), coefs.sizes().end());
   Tensor grad_coefs = torch::stable::new_empty(coefs, shape);
   Tensor grad_knots = torch::stable::new_empty(knots, shape);
   Tensor out = torch::stable::empty_like(x);
-  Plan plan(k, x, coefs, knots, mask, dim, k == Kind::modulate ? nullptr : &*y, &grad, out);
+  bool half = half_precision(x);
+  Plan plan(k, x, coefs, knots, mask, dim, half ? nullptr : needed, half ? needed : nullptr, &grad, out);
   if (params_grad) plan.want_sums();
   plan.run(kernels().backward);
   if (params_grad) plan.finish(grad_coefs, grad_knots);
@@ -379,9 +404,10 @@ std::tuple<Tensor, Tensor, Tensor> rows_backward(const Tensor& grad, const Tenso
 }  // namespace multimax
 
 STABLE_TORCH_LIBRARY(multimax, m) {
-  m.def("rows_forward(Tensor x, Tensor coefs, Tensor knots, Tensor? mask, int dim, int kind) -> Tensor");
+  m.def("rows_forward(Tensor x, Tensor coefs, Tensor knots, Tensor? mask, int dim, int kind) -> (Tensor, Tensor)");
   m.def(
-      "rows_backward(Tensor grad, Tensor x, Tensor? y, Tensor coefs, Tensor knots, Tensor? mask, int dim, int kind, "
+      "rows_backward(Tensor grad, Tensor x, Tensor? saved, Tensor coefs, Tensor knots, Tensor? mask, int dim, int "
+      "kind, "
       "bool params_grad) -> (Tensor, Tensor, Tensor)");
   m.def("use_isa(int isa) -> int");
 }

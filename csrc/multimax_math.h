@@ -5,41 +5,50 @@
 
 namespace multimax::MULTIMAX_ISA {
 
-// 2^r = 1 + r q(r) for |r| <= 1/2, q a Chebyshev fit, highest power first.
+// exp(r) = 1 + r q(r) for |r| <= ln 2 / 2, q a Chebyshev fit, highest power first; ln 2 in two parts, of which the
+// first has so few bits that its multiples are exact.
 template <class T>
-struct Exp2;
+struct ExpConstants;
 
 template <>
-struct Exp2<float> {
-  static constexpr float q[] = {1.5453262409320673e-4f, 1.3390978248123867e-3f, 9.6180823706166601e-3f,
-                                5.5503568986270729e-2f, 2.4022650760957307e-1f, 6.9314718807117623e-1f};
-  static constexpr float log2_e = 1.44269504f, log2_e_rest = 1.92596299e-8f;
+struct ExpConstants<float> {
+  static constexpr float q[] = {1.39337307157920825e-3f, 8.36922029180360742e-3f, 4.16664641974056923e-2f,
+                                1.66665046130326106e-1f, 5.00000001353872989e-1f, 1.0f};
+  static constexpr float log2_e = 1.44269504f, ln2_high = 0x1.62ep-1f, ln2_low = 3.19461849453e-5f;
   static constexpr float lowest = -87.336544f;  // ln of the smallest normal number
 };
 
 template <>
-struct Exp2<double> {
-  static constexpr double q[] = {2.5729426100386433e-11, 4.4558384999982016e-10, 7.0548972467672363e-9,
-                                 1.0178056971791799e-7,  1.3215486808817261e-6,  1.5252733841782437e-5,
-                                 1.5403530393370646e-4,  1.3333558146406294e-3,  9.6181291076284795e-3,
-                                 5.5504108664821628e-2,  2.4022650695910071e-1,  6.9314718055994531e-1};
-  static constexpr double log2_e = 1.4426950408889634, log2_e_rest = 2.0355273740931032e-17;
+struct ExpConstants<double> {
+  static constexpr double q[] = {2.09182123191339782e-9,
+                                 2.51101536469289314e-8,
+                                 2.75572630773094115e-7,
+                                 2.75572406046638958e-6,
+                                 2.4801587336630947e-5,
+                                 1.98412698903406653e-4,
+                                 1.38888888888790031e-3,
+                                 8.33333333331949032e-3,
+                                 4.16666666666666769e-2,
+                                 1.66666666666666809e-1,
+                                 0.5,
+                                 1.0};
+  static constexpr double log2_e = 1.4426950408889634, ln2_high = 0x1.62e42fefa3p-1, ln2_low = 2.8235290563031577e-13;
   static constexpr double lowest = -708.39641853226408;
 };
 
 // exp(x) for x <= 0, to about one unit in the last place; exactly 0 below the smallest normal number, NaN for NaN.
-// x log2(e) = n + r with n whole: exp(x) = 2^n 2^r. Adding 1.5 * 2^fraction_bits rounds to a whole number and leaves
-// it in the low bits, from where it is added to the exponent.
+// x = n ln 2 + r with n whole: exp(x) = 2^n exp(r). Adding 1.5 * 2^fraction_bits rounds to a whole number and leaves it
+// in the low bits, from where it is added to the exponent.
 template <class S>
 MULTIMAX_INLINE typename S::V exp(typename S::V x) {
   using T = typename S::T;
   using V = typename S::V;
   using I = typename S::I;
-  using E = Exp2<T>;
+  using E = ExpConstants<T>;
   constexpr T rounder = static_cast<T>(int64_t{3} << (S::fraction_bits - 1));
   V shifted = x * E::log2_e + rounder;
   V n = shifted - rounder;
-  V r = (x * E::log2_e - n) + x * E::log2_e_rest;
+  V r = (x - n * E::ln2_high) - n * E::ln2_low;
   V q = S::set(E::q[0]);
   for (unsigned i = 1; i < sizeof(E::q) / sizeof(T); ++i) q = q * r + E::q[i];
   V power = r * q + static_cast<T>(1);
@@ -48,10 +57,10 @@ MULTIMAX_INLINE typename S::V exp(typename S::V x) {
 }
 
 #if defined(__AVX512F__)
-// The same in steps of 1/16, with 2^(j/16) from a register: a polynomial half as long.
+// The same in steps of ln 2 / 16, with 2^(j/16) from a register: a polynomial half as long.
 template <>
 MULTIMAX_INLINE __m512 exp<Simd<float>>(__m512 x) {
-  using E = Exp2<float>;
+  using E = ExpConstants<float>;
   // bits of 2^(j/16) less j << 19, so that adding the shifted sixteenths gives the whole power
   const __m512i table = _mm512_sub_epi32(
       _mm512_castps_si512(_mm512_setr_ps(1.0f, 1.044273782f, 1.090507733f, 1.138788635f, 1.189207115f, 1.241857812f,
@@ -61,11 +70,11 @@ MULTIMAX_INLINE __m512 exp<Simd<float>>(__m512 x) {
   constexpr float rounder = 0x1.8p19f;
   __m512 shifted = x * E::log2_e + rounder;
   __m512 n = shifted - rounder;
-  __m512 r = x * E::log2_e - n;
+  __m512 r = (x - n * E::ln2_high) - n * E::ln2_low;
   __m512i bits = _mm512_castps_si512(shifted);
   __m512 power =
       _mm512_castsi512_ps(_mm512_add_epi32(_mm512_permutexvar_epi32(bits, table), _mm512_slli_epi32(bits, 19)));
-  __m512 q = (r * 5.5505087206136916e-2f + 2.4023356566631907e-1f) * r + 6.9314718055994531e-1f;
+  __m512 q = (r * 1.66669605011649512e-1f + 5.00014691774250291e-1f) * r + 1.0f;
   return _mm512_maskz_fmadd_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(E::lowest), _CMP_NLT_UQ), power * r, q, power);
 }
 #endif
@@ -136,7 +145,7 @@ MULTIMAX_INLINE typename S::V sigma(const Vectors<S, N>& f, typename S::V x) {
 // The gradient ds of sigma(x), taken on to x (returned) and, WithParams, to the parameters (added to the sums).
 // sums[4 (n - 1) ..]: ds u^n and ds u^(n-1) [x < b] of the lower term, ds v^n and ds v^(n-1) [x > d] of the upper
 // one; factors that do not depend on x are applied when the sums are complete.
-// f holds the slope's coefficients, n c and n e, in place of c and e.
+// f holds the slope's coefficients, n c and n e, in the place of c and e.
 template <bool WithParams, class S, int N>
 MULTIMAX_INLINE typename S::V sigma_backward(const Vectors<S, N>& f, typename S::V x, typename S::V ds,
                                              typename S::V* sums) {

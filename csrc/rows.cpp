@@ -47,11 +47,14 @@ struct Tile {
   Stream<S, T> x, y, grad, out;
   Stream<S, typename S::T> work;  // values on their way
   T* home;                        // where out belongs
+  typename S::T* stats;
+  int64_t stats_stride, stats_plane;
   int64_t full, partial;
   int part;
   bool columns;
 
   int64_t vectors() const { return full + partial; }
+  int lanes() const { return columns ? (full ? S::width : part) : 1; }  // rows in the item
 };
 
 // Passes copy what they need of tile and parameters into locals: what a store might change is read again and again.
@@ -176,6 +179,18 @@ struct Forward {
     return S::select(empty, V{}, norm);
   }
 
+  static void keep(const Item& t, V top, V norm) {
+    if constexpr (!same<T, C>) {
+      C tops[S::width], norms[S::width];
+      S::store(tops, top);
+      S::store(norms, norm);
+      for (int i = 0; i < t.lanes(); ++i) {
+        t.stats[i * t.stats_stride] = tops[i];
+        t.stats[i * t.stats_stride + t.stats_plane] = norms[i];
+      }
+    }
+  }
+
   void short_rows(const Item* tiles, int rows) const {
     const bool columns = tiles[0].columns;
     V top[batch_rows], total[batch_rows];
@@ -190,6 +205,7 @@ struct Forward {
       if (!columns) total[r] = S::set(S::sum(total[r]));
       if (!columns && !S::all(empty[r])) empty[r] = Mask{};
       total[r] = norm_of(total[r], empty[r]);
+      keep(tiles[r], top[r], total[r]);
     }
     for (int r = 0; r < rows; ++r) normalise(tiles[r], 0, tiles[r].vectors(), top[r], total[r]);
   }
@@ -214,6 +230,7 @@ struct Forward {
     if (!t.columns && !S::all(empty)) empty = Mask{};
     top = finite(top);
     V norm = norm_of(total, empty);
+    keep(t, top, norm);
     for (int64_t begin = 0; begin < t.vectors(); begin += segment) {
       // multimax: the exp was taken relative to the segment's own maximum
       V factor = kind == Kind::multimax ? norm * exp<S>(segment_tops[begin / segment] - top) : norm;
@@ -268,16 +285,39 @@ struct Backward {
   using V = typename S::V;
   using Item = Tile<S, T>;
 
-  const Vectors<S, N>& f;  // with the slope's coefficients
+  static constexpr bool has_y = same<T, C>;
+
+  const Vectors<S, N>& f;
+  const Vectors<S, N>& slopes;
   V floor;
   ParamSums<S>& params;
 
-  // multimax: the sum of grad y; log_multimax: the sum of grad. What is masked has no part in it, whatever its grad;
-  // its y of 0 takes care of that except, unless Careful, where its grad is not finite.
+  struct RowStats {
+    V top{}, norm{}, dot{};
+  };
+
+  static void recall(const Item& t, RowStats& stats) {
+    if constexpr (!has_y && kind != Kind::modulate) {
+      C tops[S::width] = {}, norms[S::width] = {};
+      for (int i = 0; i < (t.columns ? t.lanes() : S::width); ++i) {
+        const C* from = t.stats + (t.columns ? i * t.stats_stride : 0);
+        tops[i] = from[0];
+        norms[i] = from[t.stats_plane];
+      }
+      stats.top = S::load(tops);
+      stats.norm = S::load(norms);
+    }
+  }
+
+  // multimax: the sum of grad p, p being the forward's weights, left in work if they had to be found again;
+  // log_multimax: the sum of grad. What is masked has no part in it, whatever its grad; a y of 0 takes care of that
+  // except, unless Careful, where grad is not finite.
   template <bool Careful>
-  V dot(const Item& t) const {
+  V dot(const Item& t, const RowStats& stats) const {
     const auto x_ = t.x, y_ = t.y, grad = t.grad;
-    const V floor = this->floor;
+    const auto work = t.work;
+    const Vectors<S, N> f = this->f;
+    const V floor = this->floor, top = stats.top, norm = stats.norm;
     V lanes{};
     double total = 0;
     for (int64_t begin = 0; begin < t.vectors(); begin += segment) {
@@ -285,8 +325,19 @@ struct Backward {
       each(
           t, begin, min(begin + segment, t.vectors()), MULTIMAX_EACH {
             V g = grad.load(i, part);
-            if constexpr (kind == Kind::multimax) g = g * y_.load(i, part);
-            if constexpr (Careful) g = S::zero_if(masked<S>(x_.load(i, part), floor, part), g);
+            if constexpr (kind == Kind::multimax && has_y) {
+              g = g * y_.load(i, part);
+              if constexpr (Careful) g = S::zero_if(masked<S>(x_.load(i, part), floor, part), g);
+            } else {
+              V x = x_.load(i, part);
+              auto off = masked<S>(x, floor, part);
+              g = S::zero_if(off, g);
+              if constexpr (kind == Kind::multimax) {
+                V p = S::zero_if(off, exp<S>(sigma(f, x) - top) * norm);
+                work.store(i, p, part);
+                g = g * p;
+              }
+            }
             sum = sum + g;
           });
       if (t.columns) {
@@ -298,16 +349,11 @@ struct Backward {
     return t.columns ? lanes : S::set(static_cast<C>(total));
   }
 
-  V dot(const Item& t) const {
-    if constexpr (kind == Kind::modulate) return V{};
-    V sum = dot<kind == Kind::log_multimax>(t);
-    return S::any(S::nan(sum - sum)) ? dot<true>(t) : sum;
-  }
-
-  void gradients(const Item& t, V dot) const {
+  void gradients(const Item& t, const RowStats& stats) const {
     const auto x_ = t.x, y_ = t.y, grad = t.grad, out = t.out;
-    const Vectors<S, N> f = this->f;
-    const V floor = this->floor;
+    const auto work = t.work;
+    const Vectors<S, N> f = this->f, slopes = this->slopes;
+    const V floor = this->floor, top = stats.top, norm = stats.norm, dot = stats.dot;
     for (int64_t begin = 0; begin < t.vectors(); begin += fold_every) {
       int64_t end = min(begin + fold_every, t.vectors());
       V in_registers[N == 0 ? 1 : 4 * N];
@@ -319,11 +365,26 @@ struct Backward {
           t, begin, end, MULTIMAX_EACH {
             V x = x_.load(i, part);
             auto off = masked<S>(x, floor, part);
-            V ds = grad.load(i, part);
-            if constexpr (kind == Kind::multimax) ds = y_.load(i, part) * (ds - dot);
-            if constexpr (kind == Kind::log_multimax) ds = ds - exp<S>(y_.load(i, part)) * dot;
             x = S::zero_if(off, x);  // 0 * inf would be NaN
-            out.store(i, sigma_backward<WithParams>(f, x, S::zero_if(off, ds), sums), part);
+            V ds = grad.load(i, part);
+            if constexpr (kind == Kind::multimax) {
+              V p;
+              if constexpr (has_y) {
+                p = y_.load(i, part);
+              } else {
+                p = work.load(i, part);
+              }
+              ds = p * (ds - dot);
+            } else if constexpr (kind == Kind::log_multimax) {
+              V log_p;
+              if constexpr (has_y) {
+                log_p = y_.load(i, part);
+              } else {
+                log_p = (sigma(f, x) - top) - norm;
+              }
+              ds = ds - exp<S>(log_p) * dot;
+            }
+            out.store(i, sigma_backward<WithParams>(slopes, x, S::zero_if(off, ds), sums), part);
           });
       if constexpr (WithParams) {
         for (int j = 0; j < 4 * N; ++j) params.lanes[j] = sums[j];
@@ -334,9 +395,15 @@ struct Backward {
   }
 
   void run(const Item* tiles, int rows) const {
-    V dots[batch_rows];
-    for (int r = 0; r < rows; ++r) dots[r] = dot(tiles[r]);
-    for (int r = 0; r < rows; ++r) gradients(tiles[r], dots[r]);
+    RowStats stats[batch_rows];
+    if constexpr (kind != Kind::modulate) {
+      for (int r = 0; r < rows; ++r) recall(tiles[r], stats[r]);
+      for (int r = 0; r < rows; ++r) {
+        stats[r].dot = dot<false>(tiles[r], stats[r]);
+        if (has_y && S::any(S::nan(stats[r].dot - stats[r].dot))) stats[r].dot = dot<true>(tiles[r], stats[r]);
+      }
+    }
+    for (int r = 0; r < rows; ++r) gradients(tiles[r], stats[r]);
   }
 };
 
@@ -474,6 +541,9 @@ MULTIMAX_INLINE void lay_out(const RowJob& job, const Position& at, const Scratc
   bring(job.x, job.mask.data ? &job.mask : nullptr, scratch.x + buffer, t.x);
   bring(job.y, nullptr, scratch.y + buffer, t.y);
   bring(job.grad, nullptr, scratch.grad + buffer, t.grad);
+  t.stats = job.stats.data ? at.in<typename S::T>(job, job.stats) : nullptr;
+  t.stats_stride = job.stats.lane_stride;
+  t.stats_plane = job.stats_plane;
   t.home = at.in<T>(job, job.out);
   bool in_place = side_by_side(job, job.out);
   t.out.data = in_place ? t.home : scratch.out + buffer;
@@ -508,14 +578,10 @@ void run_blocks(const RowJob& job, int64_t first, int64_t last, void* memory) {
     Position at;
     at.seek(job, item, S::width);
     const C* set = static_cast<const C*>(job.params) + at.offset(job, job.set_strides) * 4 * job.order;
-    Params<C> p{job.order, set, set + job.order, set + 2 * job.order, set + 3 * job.order};
-
-    if constexpr (backward) {  // what is needed of the coefficients is their part in the slope
-      for (int i = 0; i < 2 * job.order; ++i) scratch.slopes[i] = set[i] * static_cast<C>(i % job.order + 1);
-      p.c = scratch.slopes;
-      p.e = scratch.slopes + job.order;
-    }
-    const Vectors<S, N> f(p);
+    const C *b = set + 2 * job.order, *d = set + 3 * job.order;
+    const Vectors<S, N> f({job.order, set, set + job.order, b, d});
+    for (int i = 0; i < 2 * job.order; ++i) scratch.slopes[i] = set[i] * static_cast<C>(i % job.order + 1);
+    const Vectors<S, N> slopes({job.order, scratch.slopes, scratch.slopes + job.order, b, d});
     ParamSums<S> params{scratch.sums, scratch.folded, 0, job.order};
     if (backward) params.clear();
 
@@ -527,9 +593,9 @@ void run_blocks(const RowJob& job, int64_t first, int64_t last, void* memory) {
       if constexpr (!backward) {
         Forward<S, T, N, kind>{f, floor}.run(tiles, rows, scratch.segment_tops);
       } else if (job.sums != nullptr) {
-        Backward<S, T, N, kind, true>{f, floor, params}.run(tiles, rows);
+        Backward<S, T, N, kind, true>{f, slopes, floor, params}.run(tiles, rows);
       } else {
-        Backward<S, T, N, kind, false>{f, floor, params}.run(tiles, rows);
+        Backward<S, T, N, kind, false>{f, slopes, floor, params}.run(tiles, rows);
       }
       for (int r = 0; r < rows; ++r) deliver(job, tiles[r]);
     }

@@ -36,7 +36,12 @@ struct RowJob {
   int64_t sizes[max_axes];
 
   Operand x, mask, out;  // out: y forward, the gradient of x backward
-  Operand y, grad;       // backward only; modulate does without y
+  Operand grad;          // backward only
+  // What the backward needs of the forward's result. In single and double precision that is y. In half precision y is
+  // too coarse; there the weights are found again from the row's statistics, of the compute type: its largest sigma
+  // and, stats_plane elements further, 1 / the sum of exp(sigma - largest) (log_multimax: the log of that sum).
+  Operand y, stats;
+  int64_t stats_plane;
 
   const void* params;             // (sets, 4, order) of the compute type: lower, upper coefs, lower, upper knots
   int64_t set_strides[max_axes];  // which set belongs to which item

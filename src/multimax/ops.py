@@ -44,6 +44,13 @@ def use_isa(name: str | None = None) -> str:
         raise RuntimeError(f"multimax: this machine or this build has no {name} kernels") from None
 
 
+def _saves(x: Tensor, kind: int) -> str | None:
+    """What the backward needs of the forward's results, as in csrc/rows.h."""
+    if KINDS[kind] == "modulate":
+        return None
+    return "stats" if x.dtype in (torch.float16, torch.bfloat16) else "output"
+
+
 unavailable = _load()
 
 if unavailable is None:
@@ -51,14 +58,16 @@ if unavailable is None:
         use_isa(os.environ[ISA_VARIABLE])
 
     @torch.library.register_fake("multimax::rows_forward")
-    def _(x: Tensor, coefs: Tensor, knots: Tensor, mask: Tensor | None, dim: int, kind: int) -> Tensor:
-        return torch.empty_like(x)
+    def _(x: Tensor, coefs: Tensor, knots: Tensor, mask: Tensor | None, dim: int, kind: int) -> tuple[Tensor, Tensor]:
+        rows = (2, *x.shape[:dim], *x.shape[dim + 1 :])
+        size = rows if _saves(x, kind) == "stats" else (0,)
+        return torch.empty_like(x), x.new_empty(size, dtype=torch.float32)
 
     @torch.library.register_fake("multimax::rows_backward")
     def _(
         grad: Tensor,
         x: Tensor,
-        y: Tensor | None,
+        saved: Tensor | None,
         coefs: Tensor,
         knots: Tensor,
         mask: Tensor | None,
@@ -93,46 +102,59 @@ def _reference(kind: int, dim: int, mask: Tensor | None) -> Callable[..., Tensor
     return partial(getattr(reference, KINDS[kind]), dim=dim, mask=mask)
 
 
+def _traced(*tensors: Tensor) -> bool:
+    """Whether a call has to go through autograd: the raw operation is quicker, but knows nothing of gradients and of
+    torch.func's transforms."""
+    needs_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    return needs_grad or torch._C._are_functorch_transforms_active()
+
+
 class Rows(torch.autograd.Function):
     """multimax, log_multimax or modulate along one dim; arguments as `checks` leaves them, x with at least one dim."""
 
     @staticmethod
-    def forward(x: Tensor, coefs: Tensor, knots: Tensor, mask: Tensor | None, dim: int, kind: int) -> Tensor:
-        """The row function of that kind."""
-        result: Tensor = torch.ops.multimax.rows_forward(x, coefs, knots, mask, dim, kind)
+    def forward(
+        x: Tensor, coefs: Tensor, knots: Tensor, mask: Tensor | None, dim: int, kind: int
+    ) -> tuple[Tensor, Tensor]:
+        """The row function of that kind, and what its backward may need of each row."""
+        result: tuple[Tensor, Tensor] = torch.ops.multimax.rows_forward(x, coefs, knots, mask, dim, kind)
         return result
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Keeps the input and, but for modulate, the output."""
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        """Keeps the input and either the output or the rows' statistics."""
         x, coefs, knots, mask, ctx.dim, ctx.kind = inputs
-        ctx.save_for_backward(x, None if KINDS[ctx.kind] == "modulate" else output, coefs, knots, mask)
+        y, stats = output
+        ctx.mark_non_differentiable(stats)
+        ctx.save_for_backward(x, {"output": y, "stats": stats, None: None}[_saves(x, ctx.kind)], coefs, knots, mask)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of x, coefs and knots."""
         params_grad = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
-        x, y, coefs, knots, mask = ctx.saved_tensors
-        result = RowsBackward.apply(grads[0], x, y, coefs, knots, mask, ctx.dim, ctx.kind, params_grad)
+        x, saved, coefs, knots, mask = ctx.saved_tensors
+        backward = RowsBackward.apply if _traced(grads[0], x, coefs, knots) else torch.ops.multimax.rows_backward
+        result = backward(grads[0], x, saved, coefs, knots, mask, ctx.dim, ctx.kind, params_grad)
         grad_x, grad_coefs, grad_knots = result
         if not params_grad:
             grad_coefs = grad_knots = None
         return grad_x, grad_coefs, grad_knots, None, None, None
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int | None]]:
         """One call for all: the mapped dim is a further dim of rows."""
         x, coefs, knots, mask, dim, kind = args
         size = info.batch_size
         ndim = x.ndim - (in_dims[0] is not None)
-        return Rows.apply(
+        results = Rows.apply(
             _front(x, in_dims[0], size),
             _params_front(coefs, in_dims[1], size, ndim),
             _params_front(knots, in_dims[2], size, ndim),
             _front(mask, in_dims[3], size),
             dim + 1,
             kind,
-        ), 0
+        )
+        return results, (0, 1 if _saves(x, kind) == "stats" else None)
 
 
 class RowsBackward(torch.autograd.Function):
@@ -142,7 +164,7 @@ class RowsBackward(torch.autograd.Function):
     def forward(
         grad: Tensor,
         x: Tensor,
-        y: Tensor | None,
+        saved: Tensor | None,
         coefs: Tensor,
         knots: Tensor,
         mask: Tensor | None,
@@ -152,13 +174,13 @@ class RowsBackward(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of x, coefs and knots, the latter two empty unless params_grad."""
         result: tuple[Tensor, Tensor, Tensor] = torch.ops.multimax.rows_backward(
-            grad, x, y, coefs, knots, mask, dim, kind, params_grad
+            grad, x, saved, coefs, knots, mask, dim, kind, params_grad
         )
         return result
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        """Keeps what the reference needs: all but y, which follows from the rest."""
+        """Keeps what the reference needs: all but what the forward found, which follows from the rest."""
         grad, x, _, coefs, knots, mask, ctx.dim, ctx.kind, ctx.params_grad = inputs
         ctx.save_for_backward(grad, x, coefs, knots, mask)
 
@@ -179,13 +201,16 @@ class RowsBackward(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
         """As for Rows; parameters shared by all get a gradient for each."""
-        grad, x, y, coefs, knots, mask, dim, kind, params_grad = args
+        grad, x, saved, coefs, knots, mask, dim, kind, params_grad = args
         size = info.batch_size
         ndim = x.ndim - (in_dims[1] is not None)
+        saved = _front(saved, in_dims[2], size)
+        if saved is not None and _saves(x, kind) == "stats":  # (2, rows): the mapped dim is one of the rows'
+            saved = saved.transpose(0, 1).contiguous()
         grad_x, grad_coefs, grad_knots = RowsBackward.apply(
             _front(grad, in_dims[0], size),
             _front(x, in_dims[1], size),
-            _front(y, in_dims[2], size),
+            saved,
             _params_front(coefs, in_dims[3], size, ndim),
             _params_front(knots, in_dims[4], size, ndim),
             _front(mask, in_dims[5], size),
@@ -204,10 +229,9 @@ def rows(x: Tensor, coefs: Tensor, knots: Tensor, mask: Tensor | None, dim: int,
     index = KINDS.index(kind)
     if x.ndim == 0:
         return rows(x[None], coefs, knots, None if mask is None else mask[None], 0, kind)[0]
-    # the raw operation is quicker, but knows nothing of gradients and of torch.func's transforms
-    needs_grad = torch.is_grad_enabled() and (x.requires_grad or coefs.requires_grad or knots.requires_grad)
-    if needs_grad or torch._C._are_functorch_transforms_active():
-        result: Tensor = Rows.apply(x, coefs, knots, mask, dim, index)
-    else:
-        result = torch.ops.multimax.rows_forward(x, coefs, knots, mask, dim, index)
-    return result
+    apply: Callable[..., tuple[Tensor, Tensor]] = torch.ops.multimax.rows_forward
+    if _traced(x, coefs, knots):
+        # Rows.apply inspects signatures at every call, for the sake of torch.func and the compiler: 50 microseconds
+        plain = not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
+        apply = super(torch.autograd.Function, Rows).apply if plain else Rows.apply
+    return apply(x, coefs, knots, mask, dim, index)[0]

@@ -1,0 +1,233 @@
+"""Times the row functions against torch.softmax and the other ways to compute MultiMax, in one interleaved run.
+
+    python benchmarks/rows.py                      everything: a few minutes
+    python benchmarks/rows.py --quick              softmax and the kernel only, under a minute
+    python benchmarks/rows.py --table FILE.json    print the table of a saved run
+
+Every competitor is checked against the float64 reference before it is timed. Each round times each competitor once,
+in turning order, so that a change in the machine's speed meets all alike; the median counts, with the quartiles as its
+spread. GB/s is what softmax has to move (forward 2 tensors, forward and backward 5) divided by the time. Memory is the
+peak of the process above its state before the call, less the results themselves.
+"""
+
+import argparse
+import ctypes
+import datetime
+import json
+import math
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+import multimax
+from multimax import ops, reference
+
+SHAPES = [(8, 6, 197, 197), (8192, 1000), (512, 32000), (4, 12, 1024, 1024)]
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+RESULTS = Path(__file__).parent / "results" / "rows.json"
+Function = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@torch.jit.script
+def _published(x: Tensor, ranges: Tensor, ts: Tensor) -> Tensor:
+    """The way of the published code: one scripted expression, then torch's softmax."""
+    lower = ts[0] * torch.relu(ranges[0] - x) + ts[2] * torch.relu(ranges[2] - x) ** 2
+    upper = ts[1] * torch.relu(x - ranges[1]) + ts[3] * torch.relu(x - ranges[3]) ** 2
+    return torch.softmax(x + lower + upper, dim=-1)
+
+
+def competitors(quick: bool) -> dict[str, Function]:
+    """Names and functions of x, coefs and knots; the first is what all are compared with."""
+    functions: dict[str, Function] = {
+        "torch.softmax": lambda x, coefs, knots: torch.softmax(x, -1),
+        "multimax (kernel)": lambda x, coefs, knots: multimax.multimax(x, coefs, knots, impl="cpu"),
+    }
+    if not quick:
+        compiled = torch.compile(reference.multimax, dynamic=False)
+        functions |= {
+            "reference, eager": lambda x, coefs, knots: multimax.multimax(x, coefs, knots, impl="reference"),
+            "published, torch.jit": lambda x, coefs, knots: _published(x, knots.reshape(-1), coefs.reshape(-1)),
+            "reference, torch.compile": lambda x, coefs, knots: compiled(x, coefs, knots),
+        }
+    return functions
+
+
+def check(name: str, function: Function, x: Tensor, coefs: Tensor, knots: Tensor) -> None:
+    """Refuses to time what is wrong."""
+    sample = x.reshape(-1, x.shape[-1])[:8]
+    expected = multimax.multimax(sample.double(), coefs.double(), knots.double(), impl="reference")
+    if name == "torch.softmax":
+        expected = torch.softmax(sample.double(), -1)
+    error = (function(sample, coefs, knots).double() - expected).abs().max().item()
+    tolerance = 0.05 if x.dtype == torch.bfloat16 else 1e-5
+    if not error <= tolerance:
+        raise AssertionError(f"{name} is off by {error} on {tuple(x.shape)} {x.dtype}")
+
+
+def peak_memory(run: Callable[[], object]) -> int | None:
+    """Bytes by which the process grows at most while it runs; None where the system does not tell."""
+
+    def status(field: str) -> int:
+        line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+        return int(line.split()[1]) * 1024
+
+    try:
+        ctypes.CDLL(None).malloc_trim(0)  # memory that was kept for reuse must count again
+        Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+        before = status("VmRSS")
+        run()
+        return max(status("VmHWM") - before, 0)
+    except (OSError, AttributeError, StopIteration):
+        return None
+
+
+def measure(shape: tuple[int, ...], dtype: torch.dtype, backward: bool, seconds: float, quick: bool) -> list[dict]:
+    """One row a competitor."""
+    torch.manual_seed(0)
+    # the paper's eleventh DeiT-small layer: all terms are at work
+    coefs, knots = multimax.from_paper(*multimax.presets["deit_small"][10])
+    x = torch.randn(shape).to(dtype)
+    grad = torch.randn(shape).to(dtype)
+    if backward:
+        for tensor in (x, coefs, knots):
+            tensor.requires_grad_()
+
+    def run(function: Function) -> None:
+        if not backward:
+            with torch.no_grad():
+                function(x, coefs, knots)
+            return
+        x.grad = coefs.grad = knots.grad = None
+        function(x, coefs, knots).backward(grad)
+
+    functions = competitors(quick)
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    memory = {}
+    for name, function in functions.items():
+        with torch.no_grad():
+            check(name, function, x, coefs, knots)
+        run(function)
+        run(function)
+        x.grad = None
+        peak = peak_memory(lambda function=function: run(function))
+        results = (2 if backward else 1) * x.numel() * x.element_size()
+        memory[name] = None if peak is None else max(peak - results, 0)
+    order = list(functions)
+    start = time.perf_counter()
+    while time.perf_counter() - start < seconds or len(times[order[0]]) < 9:
+        for name in order:
+            begin = time.perf_counter()
+            run(functions[name])
+            times[name].append(time.perf_counter() - begin)
+        order = order[1:] + order[:1]
+    base = statistics.median(times["torch.softmax"])
+    moved = (5 if backward else 2) * x.numel() * x.element_size()
+    rows = []
+    for name, values in times.items():
+        median = statistics.median(values)
+        quartiles = statistics.quantiles(values, n=4)
+        # the ratio is taken round by round, so that both of a pair met the same machine
+        ratio = statistics.median(own / soft for own, soft in zip(values, times["torch.softmax"], strict=True))
+        rows.append(
+            {
+                "name": name,
+                "shape": list(shape),
+                "dtype": str(dtype).removeprefix("torch."),
+                "pass": "forward+backward" if backward else "forward",
+                "ms": median * 1e3,
+                "quartiles_ms": [quartiles[0] * 1e3, quartiles[2] * 1e3],
+                "rounds": len(values),
+                "ratio": ratio,
+                "ratio_of_medians": median / base,
+                "gb_per_s": moved / median / 1e9,
+                "extra_bytes": memory[name],
+            }
+        )
+    return rows
+
+
+def machine() -> dict:
+    """What the figures were taken on."""
+    cpu = platform.processor()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if "model name" in line]
+        cpu = names[0] if names else cpu
+    return {
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "isa": ops.use_isa(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+def table(run: dict) -> str:
+    """A saved run as Markdown."""
+    about = run["machine"]
+    lines = [
+        f"{about['cpu']}, {about['threads']} threads, {about['isa']} kernels, torch {about['torch']}, {about['date']}.",
+        "",
+    ]
+    for dtype in DTYPES:
+        for which in ("forward", "forward+backward"):
+            rows = [row for row in run["rows"] if row["dtype"] == dtype and row["pass"] == which]
+            if not rows:
+                continue
+            shapes = list(dict.fromkeys(tuple(row["shape"]) for row in rows))
+            lines.append(f"| {dtype}, {which} | " + " | ".join(str(shape) for shape in shapes) + " | geometric mean |")
+            lines.append("|---|" + "---|" * (len(shapes) + 1))
+            for name in dict.fromkeys(row["name"] for row in rows):
+                own = [row for row in rows if row["name"] == name]
+                cells = [f"{row['ms']:.2f} ms ({row['ratio']:.2f}x, {row['gb_per_s']:.1f} GB/s)" for row in own]
+                mean = math.exp(statistics.fmean(math.log(row["ratio"]) for row in own))
+                lines.append(f"| {name} | " + " | ".join(cells) + f" | {mean:.2f}x |")
+            lines.append("")
+    rows = [row for row in run["rows"] if row["dtype"] == "float32" and row["pass"] == "forward+backward"]
+    if rows and rows[0]["extra_bytes"] is not None:
+        shapes = list(dict.fromkeys(tuple(row["shape"]) for row in rows))
+        lines.append("| float32, extra memory at the peak | " + " | ".join(str(shape) for shape in shapes) + " |")
+        lines.append("|---|" + "---|" * len(shapes))
+        for name in dict.fromkeys(row["name"] for row in rows):
+            cells = [f"{row['extra_bytes'] / 2**20:.0f} MiB" for row in rows if row["name"] == name]
+            lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        lines.append("")
+    return "\n".join(lines).strip()
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="softmax and the kernel only")
+    parser.add_argument("--seconds", type=float, default=4.0, help="time for each shape, dtype and pass (default 4)")
+    parser.add_argument("--threads", type=int, default=None, help="torch threads (default: torch's own choice)")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where to save the figures as JSON")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="print the table of a saved run and stop")
+    options = parser.parse_args()
+    if options.table:
+        print(table(json.loads(options.table.read_text())))
+        return
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    combinations = [(dtype, back, shape) for dtype in DTYPES.values() for back in (False, True) for shape in SHAPES]
+    rows: list[dict] = []
+    for dtype, back, shape in tqdm(combinations, unit="case"):
+        rows += measure(shape, dtype, back, options.seconds, options.quick)
+    run = {"machine": machine(), "rows": rows}
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(run, indent=1) + "\n")
+    print(table(run))
+    print(f"\nsaved to {options.out}")
+
+
+if __name__ == "__main__":
+    main()
