@@ -11,6 +11,8 @@ namespace {
 // Long rows go by segments: what one pass writes is still in the first-level cache for the next, and a sum is carried
 // in vectors of the compute type over one segment only.
 constexpr int64_t segment = 256;  // vectors
+// Within a segment a sum runs over this many vectors before it joins the segment's own: sums of sums round less.
+constexpr int64_t sum_every = 32;
 // Short rows go by batches: each pass runs over all rows of a batch before the next pass begins, so that nobody waits
 // for one row's maximum or sum.
 constexpr int batch_rows = 4;
@@ -124,16 +126,19 @@ struct Forward {
   // each lane's sum of exp(work - base), and, for multimax, work = that exp
   void exponentiate(const Item& t, int64_t begin, int64_t end, V base, V& total) const {
     const auto work = t.work;
-    V sum{};
-    each(
-        t, begin, end, MULTIMAX_EACH {
-          V s = work.load(i, part) - base;
-          if constexpr (same<decltype(part), Part>) s = S::select(S::first(part.n), s, lowest());
-          V e = exp<S>(s);
-          sum = sum + e;
-          if constexpr (kind == Kind::multimax) work.store(i, e, part);
-        });
-    total = sum;
+    total = V{};
+    for (; begin < end; begin += sum_every) {
+      V sum{};
+      each(
+          t, begin, min(begin + sum_every, end), MULTIMAX_EACH {
+            V s = work.load(i, part) - base;
+            if constexpr (same<decltype(part), Part>) s = S::select(S::first(part.n), s, lowest());
+            V e = exp<S>(s);
+            sum = sum + e;
+            if constexpr (kind == Kind::multimax) work.store(i, e, part);
+          });
+      total = total + sum;
+    }
   }
 
   // multimax: out = work * norm; log_multimax: out = (work - top) - norm
@@ -320,10 +325,10 @@ struct Backward {
     const V floor = this->floor, top = stats.top, norm = stats.norm;
     V lanes{};
     double total = 0;
-    for (int64_t begin = 0; begin < t.vectors(); begin += segment) {
+    for (int64_t begin = 0; begin < t.vectors(); begin += sum_every) {
       V sum{};
       each(
-          t, begin, min(begin + segment, t.vectors()), MULTIMAX_EACH {
+          t, begin, min(begin + sum_every, t.vectors()), MULTIMAX_EACH {
             V g = grad.load(i, part);
             if constexpr (kind == Kind::multimax && has_y) {
               g = g * y_.load(i, part);
@@ -340,13 +345,13 @@ struct Backward {
             }
             sum = sum + g;
           });
-      if (t.columns) {
-        lanes = lanes + sum;
-      } else {
-        total += static_cast<double>(S::sum(sum));
+      lanes = lanes + sum;
+      if (!t.columns && (begin + sum_every) % segment == 0) {
+        total += static_cast<double>(S::sum(lanes));
+        lanes = V{};
       }
     }
-    return t.columns ? lanes : S::set(static_cast<C>(total));
+    return t.columns ? lanes : S::set(static_cast<C>(total + static_cast<double>(S::sum(lanes))));
   }
 
   void gradients(const Item& t, const RowStats& stats) const {

@@ -88,7 +88,7 @@ def multimax(
         >>> torch.softmax(x, -1)
         tensor([0.7214, 0.2654, 0.0132])
         >>> multimax.multimax(x, coefs, knots)
-        tensor([0.6172, 0.3744, 0.0084])
+        tensor([0.6154, 0.3733, 0.0113])
 
     References:
         Zhou, Fritz, Keuper: MultiMax: Sparse and Multi-Modal Attention Learning. ICML 2024, equations 4 to 6.
@@ -120,7 +120,7 @@ def log_multimax(
         >>> import torch, multimax
         >>> coefs, knots = multimax.from_paper(t_b=[2.0], t_d=[0.5], b=[0.0], d=[1.0])
         >>> multimax.log_multimax(torch.tensor([3.0, 2.0, -1.0]), coefs, knots)
-        tensor([-0.4826, -0.9826, -4.7826])
+        tensor([-0.4854, -0.9854, -4.4854])
     """
     return _rows("log_multimax", x, coefs, knots, dim, mask, impl)
 

@@ -4,9 +4,17 @@ import torch
 from torch import Tensor
 
 
-def _threshold(x: Tensor, threshold: float | Tensor, dim: int) -> Tensor:
-    value = torch.as_tensor(threshold, dtype=x.dtype, device=x.device)
-    return value.unsqueeze(dim) if value.ndim == x.ndim - 1 and value.ndim > 0 else value
+def _per_row(x: Tensor, value: float | Tensor, dim: int) -> Tensor:
+    """A number for all rows, or one a row, to compare with x."""
+    value = torch.as_tensor(value, dtype=x.dtype, device=x.device)
+    if value.numel() == 1:
+        return value.reshape(())
+    rows = x.select(dim, 0).shape
+    if value.shape != rows:
+        raise ValueError(
+            f"multimax: expected one number or one a row, of shape {tuple(rows)}, got {tuple(value.shape)}"
+        )
+    return value.unsqueeze(dim)
 
 
 def multi_modality(x: Tensor, weights: Tensor, *, threshold: float | Tensor, dim: int = -1) -> Tensor:
@@ -21,7 +29,8 @@ def multi_modality(x: Tensor, weights: Tensor, *, threshold: float | Tensor, dim
         dim: the dim of the function.
 
     Returns:
-        A value a row, in [0, 1], larger for more modes; NaN where no entry but the largest is relevant.
+        A value a row, larger for more modes, in [0, 1] if the function keeps the order of the entries; NaN where no
+        entry but the largest is relevant.
 
     Example:
         >>> import torch
@@ -31,7 +40,7 @@ def multi_modality(x: Tensor, weights: Tensor, *, threshold: float | Tensor, dim
         tensor(0.5440)
     """
     largest = x.amax(dim, keepdim=True)
-    relevant = (x > _threshold(x, threshold, dim)) & (x < largest)
+    relevant = (x > _per_row(x, threshold, dim)) & (x < largest)
     peak = weights.gather(dim, x.argmax(dim, keepdim=True))
     gaps = torch.where(relevant, peak - weights, 0).sum(dim)
     return 1 - gaps / relevant.sum(dim)
@@ -53,7 +62,8 @@ def sparsity(
         dim: the dim of the function.
 
     Returns:
-        A value a row, in [0, 1], larger for sparser; NaN where no entry is irrelevant.
+        A value a row, in [0, 1], larger for sparser; NaN where no entry is irrelevant. Entries that are -inf, masked,
+        do not count.
 
     Example:
         >>> import torch
@@ -63,8 +73,10 @@ def sparsity(
         tensor(0.3679)
     """
     if reference is None:
-        reference = torch.softmax(x, dim).amin(dim)
-    scale = _threshold(x, reference, dim)
-    irrelevant = x < _threshold(x, threshold, dim)
-    scores = torch.where(irrelevant, torch.exp((scale - weights) / scale - 1), 0).sum(dim)
-    return scores / irrelevant.sum(dim)
+        softmax = torch.softmax(x, dim)
+        reference = torch.where(x == -torch.inf, 1, softmax).amin(dim)
+    scale = _per_row(x, reference, dim)
+    irrelevant = (x < _per_row(x, threshold, dim)) & (x != -torch.inf)
+    # the exponent of the definition is -weight / s; an entry that weighs nothing scores 1 even where s underflows to 0
+    scores = torch.where(weights == 0, 1, torch.exp(-weights / scale))
+    return torch.where(irrelevant, scores, 0).sum(dim) / irrelevant.sum(dim)

@@ -117,7 +117,7 @@ class Rows(torch.autograd.Function):
         x: Tensor, coefs: Tensor, knots: Tensor, mask: Tensor | None, dim: int, kind: int
     ) -> tuple[Tensor, Tensor]:
         """The row function of that kind, and what its backward may need of each row."""
-        result: tuple[Tensor, Tensor] = torch.ops.multimax.rows_forward(x, coefs, knots, mask, dim, kind)
+        result: tuple[Tensor, Tensor] = torch.ops.multimax.rows_forward.default(x, coefs, knots, mask, dim, kind)
         return result
 
     @staticmethod
@@ -126,6 +126,7 @@ class Rows(torch.autograd.Function):
         x, coefs, knots, mask, ctx.dim, ctx.kind = inputs
         y, stats = output
         ctx.mark_non_differentiable(stats)
+        ctx.set_materialize_grads(False)  # there is no use for zeros in the place of a gradient of stats
         ctx.save_for_backward(x, {"output": y, "stats": stats, None: None}[_saves(x, ctx.kind)], coefs, knots, mask)
 
     @staticmethod
@@ -133,7 +134,8 @@ class Rows(torch.autograd.Function):
         """Gradients of x, coefs and knots."""
         params_grad = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
         x, saved, coefs, knots, mask = ctx.saved_tensors
-        backward = RowsBackward.apply if _traced(grads[0], x, coefs, knots) else torch.ops.multimax.rows_backward
+        traced = _traced(grads[0], x, coefs, knots)
+        backward = RowsBackward.apply if traced else torch.ops.multimax.rows_backward.default
         result = backward(grads[0], x, saved, coefs, knots, mask, ctx.dim, ctx.kind, params_grad)
         grad_x, grad_coefs, grad_knots = result
         if not params_grad:
@@ -173,7 +175,7 @@ class RowsBackward(torch.autograd.Function):
         params_grad: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of x, coefs and knots, the latter two empty unless params_grad."""
-        result: tuple[Tensor, Tensor, Tensor] = torch.ops.multimax.rows_backward(
+        result: tuple[Tensor, Tensor, Tensor] = torch.ops.multimax.rows_backward.default(
             grad, x, saved, coefs, knots, mask, dim, kind, params_grad
         )
         return result
@@ -229,7 +231,7 @@ def rows(x: Tensor, coefs: Tensor, knots: Tensor, mask: Tensor | None, dim: int,
     index = KINDS.index(kind)
     if x.ndim == 0:
         return rows(x[None], coefs, knots, None if mask is None else mask[None], 0, kind)[0]
-    apply: Callable[..., tuple[Tensor, Tensor]] = torch.ops.multimax.rows_forward
+    apply: Callable[..., tuple[Tensor, Tensor]] = torch.ops.multimax.rows_forward.default
     if _traced(x, coefs, knots):
         # Rows.apply inspects signatures at every call, for the sake of torch.func and the compiler: 50 microseconds
         plain = not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
