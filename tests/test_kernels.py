@@ -42,8 +42,9 @@ def assert_as_good_as_eager(
     """Errors against float64 at most 2 times (forward) and 3 times (backward) those of plain PyTorch in that dtype.
 
     Plain PyTorch here is the reference itself, which computes half precision in float32: the strictest choice. Errors
-    are root mean squares, over all entries and several scales of x and upstream gradients: the gradient of a parameter is one number,
-    whose error in a single draw says little. Less than half a rounding of the typical value is no error.
+    are root mean squares, over all entries, several scales of x and several upstream gradients: the gradient of a
+    parameter is one number, whose error in a single draw says little. Less than half a rounding of the typical value is
+    no error.
     """
     labels = ("y", "x", "coefs", "knots")
     squares = {label: torch.zeros(3, dtype=torch.float64) for label in labels}

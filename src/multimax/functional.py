@@ -42,7 +42,8 @@ def _rows(kind: str, x: Tensor, coefs: Tensor, knots: Tensor, dim: int, mask: Te
     if x.ndim == 0:
         return _rows(kind, x[None], coefs, knots, 0, None if mask is None else mask[None], impl)[0]
     # as torch.softmax under autocast: in float32, except on the CPU, where it keeps the input's dtype
-    wide = x.device.type != "cpu" and torch.is_autocast_enabled(x.device.type)
+    device = x.device.type
+    wide = device != "cpu" and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     dtype = reference.compute_dtype(x.dtype) if wide else x.dtype
     if kind == "modulate":
         return reference.modulate(x, coefs, knots, dtype=dtype)

@@ -40,8 +40,8 @@ class MultiMax(nn.Module):
         >>> layer = multimax.MultiMax(init=multimax.from_paper(*multimax.presets["deit_small"][11]))
         >>> layer
         MultiMax(order=2, t_b=[0.1638, 3.207], t_d=[0.2557, 0.991], b=[1.685, 0.9796], d=[-0.04795, 2.184])
-        >>> layer(torch.tensor([3.0, 2.0, -1.0]))
-        tensor([0.5630, 0.4370, 0.0000], grad_fn=<RowsBackward>)
+        >>> layer(torch.tensor([3.0, 2.0, 0.5])).detach()
+        tensor([0.3788, 0.2951, 0.3261])
     """
 
     coefs: nn.Parameter

@@ -132,6 +132,8 @@ class Rows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of x, coefs and knots."""
+        if grads[0] is None:
+            return (None,) * 6
         params_grad = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
         x, saved, coefs, knots, mask = ctx.saved_tensors
         traced = _traced(grads[0], x, coefs, knots)

@@ -39,7 +39,7 @@ def from_paper(t_b: Values, t_d: Values, b: Values, d: Values) -> tuple[Tensor, 
     dtype = given[0].dtype if given else torch.get_default_dtype()
     device = given[0].device if given else None
     # in double up to the last step, so that each stored value is the nearest to what was given
-    values = [torch.atleast_1d(torch.as_tensor(value, device=device).to(torch.float64)) for value in (t_b, t_d, b, d)]
+    values = [torch.atleast_1d(torch.as_tensor(v, dtype=torch.float64, device=device)) for v in (t_b, t_d, b, d)]
     if any(value.shape != values[0].shape for value in values):
         got = ", ".join(checks.shape(value) for value in values)
         raise ValueError(f"multimax: expected t_b, t_d, b and d of one shape, got {got}")
