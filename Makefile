@@ -1,0 +1,50 @@
+# Every target sets up what it needs: a virtual environment in .venv with the pinned CPU build of torch, and the package
+# in it with its kernels. Needs python3 (3.10 or later) with venv, g++ and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+SANITIZED := build/sanitized
+
+.PHONY: demo test lint format bench sanitize clean
+
+demo: $(READY)
+	$(BIN)/multimax demo
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror csrc/*.h csrc/*.cpp
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i csrc/*.h csrc/*.cpp
+
+bench: $(READY)
+	$(BIN)/python benchmarks/rows.py
+
+# The kernels built with AddressSanitizer and UndefinedBehaviorSanitizer, and everything that runs them.
+# Leaks are not looked for: the interpreter has too many of its own.
+sanitize: $(READY)
+	rm -rf $(SANITIZED)
+	MULTIMAX_SANITIZE=1 $(BIN)/python setup.py -q build_ext --build-temp $(SANITIZED)/temp --build-lib $(SANITIZED)
+	cp src/multimax/*.py $(SANITIZED)/multimax/
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
+	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH=$(SANITIZED) \
+	$(BIN)/python -m pytest tests/test_kernels.py tests/test_ops.py -k "not compile and not opcheck"
+
+$(READY): pyproject.toml setup.py constraints.txt $(wildcard csrc/*)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch "setuptools>=77" wheel
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation \
+		-e ".[test,lint,bench]"
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info src/multimax/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

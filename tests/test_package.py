@@ -1,0 +1,210 @@
+"""The package as users meet it: names, imports, commands, documentation, wheels."""
+
+import doctest
+import importlib
+import importlib.util
+import json
+import os
+import pkgutil
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+import multimax
+from conftest import needs_kernels
+from multimax import cli
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = Path(multimax.__file__).parent
+
+
+def run(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, env={**os.environ, **variables}, check=False
+    )
+
+
+def test_public_names() -> None:
+    assert multimax.__all__ == [
+        "MultiMax",
+        "__version__",
+        "from_paper",
+        "from_published",
+        "log_multimax",
+        "metrics",
+        "modulate",
+        "multimax",
+        "presets",
+        "to_paper",
+    ]
+    assert all(hasattr(multimax, name) for name in multimax.__all__)
+
+
+def test_import_pulls_in_nothing_optional() -> None:
+    code = "import torch, sys; before = set(sys.modules); import multimax; print(*(set(sys.modules) - before))"
+    modules = run("-c", code).stdout.split()
+    assert "multimax" in modules
+    optional = ("triton", "transformers", "timm", "matplotlib", "sklearn", "numpy", "tqdm", "hypothesis")
+    assert not [name for name in modules if name.split(".")[0] in optional]
+
+
+@pytest.mark.parametrize("module", [module.name for module in pkgutil.iter_modules(multimax.__path__)])
+def test_docstring_examples(module: str) -> None:
+    if module == "_kernels":
+        pytest.skip("not a Python module")
+    failures, _ = doctest.testmod(importlib.import_module(f"multimax.{module}"))
+    assert failures == 0
+
+
+def python_blocks(path: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    "path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda path: path.name
+)
+def test_documentation_snippets_run(path: Path) -> None:
+    names: dict[str, object] = {}
+    for block in python_blocks(path):
+        if ">>>" not in block:
+            exec(compile(block, str(path), "exec"), names)
+            continue
+        test = doctest.DocTestParser().get_doctest(block, names, path.name, str(path), 0)
+        runner = doctest.DocTestRunner()
+        runner.run(test, clear_globs=False)
+        names.update(test.globs)
+        assert runner.summarize(verbose=False).failed == 0
+    assert path.name != "README.md" or names
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+def test_examples_run(path: Path) -> None:
+    result = run(str(path), "--steps", "3")
+    assert result.returncode == 0, result.stderr
+    assert "multimax: loss" in result.stdout
+
+
+def benchmark() -> object:
+    spec = importlib.util.spec_from_file_location("rows", ROOT / "benchmarks" / "rows.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+def test_readme_shows_the_saved_benchmark() -> None:
+    saved = json.loads((ROOT / "benchmarks" / "results" / "rows.json").read_text())
+    assert benchmark().table(saved) in (ROOT / "README.md").read_text()
+
+
+@needs_kernels
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+def test_benchmark_refuses_what_is_wrong() -> None:
+    module = benchmark()
+    x, params = torch.randn(4, 9), torch.zeros(2, 2)
+    module.check("multimax (kernel)", lambda x, coefs, knots: torch.softmax(x, -1), x, params, params)
+    with pytest.raises(AssertionError, match="is off by"):
+        module.check("multimax (kernel)", lambda x, coefs, knots: torch.softmax(2 * x, -1), x, params, params)
+    rows = module.measure((16, 33), torch.float32, True, 0.0, True)
+    assert [row["name"] for row in rows] == ["torch.softmax", "multimax (kernel)"]
+    assert rows[0]["ratio"] == 1
+
+
+def test_demo(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["demo"]) == 0
+    text = capsys.readouterr().out
+    # three vectors, each with two tables of one softmax and 12 or 6 layers
+    assert text.count("softmax  ") == 6
+    assert text.count("  layer ") == 3 * (12 + 6)
+    # the first vector with the sixth layer of DeiT-small, by the functions themselves
+    x = torch.tensor(cli.EXAMPLES["two modes over noise"][0])
+    weights = multimax.multimax(x, *multimax.from_paper(*multimax.presets["deit_small"][5]))
+    assert " ".join(f"{weight:.3f}" for weight in weights.tolist()) in text
+
+
+def test_env_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["env"])
+    assert f"torch:        {torch.__version__}" in capsys.readouterr().out
+    for arguments, text in (
+        (["--help"], "demo"),
+        (["demo", "--help"], "the paper's models learned"),
+        (["--version"], "0."),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            cli.main(arguments)
+        assert stop.value.code == 0
+        assert text in capsys.readouterr().out
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["unknown"])
+    assert stop.value.code == 2
+
+
+@needs_kernels
+def test_instruction_set_by_environment() -> None:
+    code = "from multimax import ops; print(ops.use_isa())"
+    assert run("-c", code, MULTIMAX_ISA="baseline").stdout.strip() == "baseline"
+    failed = run("-c", code, MULTIMAX_ISA="mmx")
+    assert failed.returncode != 0
+    assert "multimax: expected an instruction set out of baseline, avx2, avx512, got 'mmx'" in failed.stderr
+
+
+TRY = """
+import warnings, torch, multimax
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    x = torch.randn(3, 5, requires_grad=True)
+    layer = multimax.MultiMax()
+    for _ in range(2):
+        layer(x).square().sum().backward()
+        multimax.log_multimax(x, layer.coefs, layer.knots)
+        multimax.modulate(x, layer.coefs, layer.knots)
+print(len(caught), caught[0].message, layer.coefs.grad.isfinite().all().item(), multimax.__file__)
+"""
+
+
+def copy_package(to: Path) -> None:
+    to.mkdir(parents=True)
+    for path in PACKAGE.glob("*.py"):
+        shutil.copy(path, to)
+
+
+def test_broken_library_is_not_called_missing(tmp_path: Path) -> None:
+    copy_package(tmp_path / "multimax")
+    (tmp_path / "multimax" / "_kernels.abi3.so").write_bytes(b"not a library")
+    result = run("-c", TRY, PYTHONPATH=str(tmp_path))
+    assert result.stdout.startswith("1 multimax: using the slower reference, because the CPU kernels were built but")
+    assert "file too short" in result.stdout or "invalid ELF" in result.stdout
+
+
+def test_wheel_without_torch_is_pure_and_works(tmp_path: Path) -> None:
+    """Built where torch cannot be imported, then used where it can."""
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("*.so", "*.egg-info", "__pycache__"))
+    shutil.copytree(ROOT / "csrc", source / "csrc")
+    (tmp_path / "hidden" / "torch").mkdir(parents=True)
+    (tmp_path / "hidden" / "torch" / "__init__.py").write_text("raise ImportError('hidden')\n")
+    built = run(
+        *("-m", "pip", "wheel", "--verbose", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path)),
+        str(source),
+        PYTHONPATH=str(tmp_path / "hidden"),
+    )
+    assert built.returncode == 0, built.stderr
+    assert "multimax: torch is not importable here, so the wheel has no CPU kernels" in built.stdout
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name.endswith("-py3-none-any.whl")
+    site = tmp_path / "site"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    result = run("-c", TRY, PYTHONPATH=str(site))
+    assert result.stdout.startswith("1 multimax: using the slower reference, because the CPU kernels were not built;")
+    assert "pip install --no-build-isolation ." in result.stdout
+    assert f"True {site}" in result.stdout
