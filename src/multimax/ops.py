@@ -25,8 +25,9 @@ def _load() -> str | None:
     try:
         torch.ops.load_library(path)
     except OSError as error:
+        why = error.__cause__ or error  # torch wraps what the system said
         return (
-            f"the CPU kernels were built but could not be loaded with torch {torch.__version__} ({error}); "
+            f"the CPU kernels were built but could not be loaded with torch {torch.__version__} ({why}); "
             f"build them again with `{BUILD_COMMAND}`"
         )
     return None
