@@ -26,7 +26,7 @@ FLAGS += ["-fno-math-errno", "-fno-trapping-math"]  # nobody reads errno or the 
 FLAGS += ["-Wno-maybe-uninitialized", "-Wno-uninitialized"]  # false alarms inside GCC 12's own AVX-512 header
 LINK = ["-ltorch_cpu", "-ltorch"]
 if os.environ.get("MULTIMAX_SANITIZE"):
-    SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer", "-g"]
+    SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"]
     FLAGS += ["-O1", *SANITIZE]
     LINK += SANITIZE
 else:

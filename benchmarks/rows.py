@@ -3,6 +3,7 @@
     python benchmarks/rows.py                      everything: a few minutes
     python benchmarks/rows.py --quick              softmax and the kernel only, under a minute
     python benchmarks/rows.py --table FILE.json    print the table of a saved run
+    python benchmarks/rows.py --readme FILE.json   put it into the README
 
 Every competitor is checked against the float64 reference before it is timed. Each round times each competitor once,
 in turning order, so that a change in the machine's speed meets all alike; the median counts, with the quartiles as its
@@ -204,6 +205,14 @@ def table(run: dict) -> str:
     return "\n".join(lines).strip()
 
 
+def into_readme(text: str) -> None:
+    """The table between the README's two marks."""
+    path = Path(__file__).parent.parent / "README.md"
+    before, rest = path.read_text().split("<!-- benchmark -->\n")
+    after = rest.split("<!-- /benchmark -->")[1]
+    path.write_text(f"{before}<!-- benchmark -->\n{text}\n<!-- /benchmark -->{after}")
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -212,9 +221,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=None, help="torch threads (default: torch's own choice)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where to save the figures as JSON")
     parser.add_argument("--table", type=Path, metavar="FILE", help="print the table of a saved run and stop")
+    parser.add_argument("--readme", type=Path, metavar="FILE", help="put the table of a saved run into the README")
     options = parser.parse_args()
     if options.table:
         print(table(json.loads(options.table.read_text())))
+        return
+    if options.readme:
+        into_readme(table(json.loads(options.readme.read_text())))
         return
     if options.threads:
         torch.set_num_threads(options.threads)
