@@ -108,11 +108,17 @@ void with_type(DType dtype, F f) {
   }
 }
 
+void* data_of(const Tensor& t) {
+  void* data = t.data_ptr();
+  STD_TORCH_CHECK(data != nullptr || t.numel() == 0, "multimax: expected tensors with memory, got one that was freed");
+  return data;
+}
+
 std::vector<double> read(const Tensor& tensor) {
   Tensor flat = tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
   std::vector<double> values(flat.numel());
   with_type(dtype_of(flat), [&]<class T>(T) {
-    const T* from = static_cast<const T*>(flat.const_data_ptr());
+    const T* from = static_cast<const T*>(data_of(flat));
     for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<double>(from[i]);
   });
   return values;
@@ -137,8 +143,9 @@ class Plan {
  public:
   RowJob job{};
 
-  Plan(Kind kind, const Tensor& x, const Tensor& coefs, const Tensor& knots, const std::optional<Tensor>& mask,
-       int64_t dim, const Tensor* y, const Tensor* stats, const Tensor* grad, const Tensor& out) {
+  Plan(const RowKernels& kernels, Kind kind, const Tensor& x, const Tensor& coefs, const Tensor& knots,
+       const std::optional<Tensor>& mask, int64_t dim, const Tensor* y, const Tensor* stats, const Tensor* grad,
+       const Tensor& out) {
     int64_t ndim = x.dim();
     int64_t outer = std::max<int64_t>(ndim - 1, 0);
     STD_TORCH_CHECK(ndim <= max_axes, "multimax: expected at most ", max_axes, " dims, got ", ndim);
@@ -187,7 +194,7 @@ class Plan {
     if (stats) {
       STD_TORCH_CHECK(stats->numel() == 2 * rows && stats->is_contiguous() && dtype_of(*stats) == DType::f32,
                       "multimax: stats do not fit the input");
-      job.stats.data = stats->data_ptr();
+      job.stats.data = data_of(*stats);
       job.stats_plane = rows;
     }
     bind(job.x, x, dim, ndim);
@@ -228,7 +235,7 @@ class Plan {
       job.set_strides[a] = axes[a].set;
     }
 
-    int64_t width = job.columns ? (job.dtype == DType::f64 ? kernels().width_f64 : kernels().width_f32) : 1;
+    int64_t width = job.columns ? (job.dtype == DType::f64 ? kernels.width_f64 : kernels.width_f32) : 1;
     int64_t lane_items = (job.lanes + width - 1) / width;
     job.run_items = lane_items;
     run_axes_ = axes.size();
@@ -245,8 +252,9 @@ class Plan {
     read_params(coefs, knots, sets);
   }
 
-  void run(void (*kernel)(const RowJob&, int64_t, int64_t, void*)) {
-    int64_t bytes = kernels().scratch_bytes(job);
+  void run(const RowKernels& kernels, bool backward) {
+    int64_t bytes = kernels.scratch_bytes(job);
+    auto kernel = backward ? kernels.backward : kernels.forward;
     constexpr int64_t grain = 2;  // blocks: as much work as torch gives a thread at least
     torch::stable::parallel_for(0, job.blocks(), grain, [&](int64_t first, int64_t last) {
       constexpr std::align_val_t alignment{64};
@@ -297,7 +305,7 @@ class Plan {
   }
 
   static void bind(Operand& operand, const Tensor& t, int64_t dim, int64_t ndim) {
-    operand.data = t.data_ptr();
+    operand.data = data_of(t);
     operand.length_stride = ndim == 0 ? 1 : t.stride(dim);
   }
 
@@ -373,8 +381,9 @@ std::tuple<Tensor, Tensor> rows_forward(const Tensor& x, const Tensor& coefs, co
   }
   Tensor stats = torch::stable::new_empty(x, shape, ScalarType::Float);
   Tensor out = torch::stable::empty_like(x);
-  Plan plan(k, x, coefs, knots, mask, dim, nullptr, with_stats ? &stats : nullptr, nullptr, out);
-  plan.run(kernels().forward);
+  const RowKernels& chosen = kernels();  // once: it may be changed from another thread
+  Plan plan(chosen, k, x, coefs, knots, mask, dim, nullptr, with_stats ? &stats : nullptr, nullptr, out);
+  plan.run(chosen, false);
   return {out, stats};
 }
 
@@ -393,9 +402,10 @@ std::tuple<Tensor, Tensor, Tensor> rows_backward(const Tensor& grad, const Tenso
   Tensor grad_knots = torch::stable::new_empty(knots, shape);
   Tensor out = torch::stable::empty_like(x);
   bool half = half_precision(x);
-  Plan plan(k, x, coefs, knots, mask, dim, half ? nullptr : needed, half ? needed : nullptr, &grad, out);
+  const RowKernels& chosen = kernels();  // once: it may be changed from another thread
+  Plan plan(chosen, k, x, coefs, knots, mask, dim, half ? nullptr : needed, half ? needed : nullptr, &grad, out);
   if (params_grad) plan.want_sums();
-  plan.run(kernels().backward);
+  plan.run(chosen, true);
   if (params_grad) plan.finish(grad_coefs, grad_knots);
   return {out, grad_coefs, grad_knots};
 }

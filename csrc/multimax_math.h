@@ -38,12 +38,11 @@ struct ExpConstants<double> {
 
 // exp(x) for x <= 0, to about one unit in the last place; exactly 0 below the smallest normal number, NaN for NaN.
 // x = n ln 2 + r with n whole: exp(x) = 2^n exp(r). Adding 1.5 * 2^fraction_bits rounds to a whole number and leaves it
-// in the low bits, from where it is added to the exponent.
+// in the low bits, from where it is moved to the exponent of 2^n.
 template <class S>
 MULTIMAX_INLINE typename S::V exp(typename S::V x) {
   using T = typename S::T;
   using V = typename S::V;
-  using I = typename S::I;
   using E = ExpConstants<T>;
   constexpr T rounder = static_cast<T>(int64_t{3} << (S::fraction_bits - 1));
   V shifted = x * E::log2_e + rounder;
@@ -52,8 +51,11 @@ MULTIMAX_INLINE typename S::V exp(typename S::V x) {
   V q = S::set(E::q[0]);
   for (unsigned i = 1; i < sizeof(E::q) / sizeof(T); ++i) q = q * r + E::q[i];
   V power = r * q + static_cast<T>(1);
-  power = reinterpret_cast<V>(reinterpret_cast<I>(power) + (reinterpret_cast<I>(shifted) << S::fraction_bits));
-  return S::zero_if(S::lt(x, S::set(E::lowest)), power);
+  // as a factor, not added to the exponent: a NaN must stay one, whatever its other bits
+  using U = typename S::U;
+  V scale = reinterpret_cast<V>((reinterpret_cast<U>(shifted) << S::fraction_bits) +
+                                reinterpret_cast<U>(S::set(static_cast<T>(1))));
+  return S::zero_if(S::lt(x, S::set(E::lowest)), power * scale);
 }
 
 #if defined(__AVX512F__)
@@ -152,7 +154,7 @@ MULTIMAX_INLINE typename S::V sigma_backward(const Vectors<S, N>& f, typename S:
   using V = typename S::V;
   const V zero{};
   // order 1: the slope is a step, 0 at the knot itself (the paper's subgradient there is 1)
-  auto below = S::lt(x, f.b(0)), above = S::lt(f.d(0), x);
+  auto below = S::not_ge(x, f.b(0)), above = S::not_ge(f.d(0), x);  // NaN is both, as it is not to be lost
   const V one = S::set(1);
   V slope = S::add_where(above, S::select(below, one - f.c(0), one), f.e(0));
   if constexpr (WithParams) {

@@ -466,6 +466,11 @@ struct Scratch {
   int64_t entries, bytes;
   int batch;
 
+  // long rows: rather than a second array that does not fit the cache
+  static bool works_in_place(const RowJob& job) {
+    return same<T, C> && (job.columns ? job.length : (job.length + S::width - 1) / S::width) > segment;
+  }
+
   Scratch(const RowJob& job, void* memory) : bytes(0) {
     batch = job.columns ? 1 : static_cast<int>(max(1, min(batch_rows, batch_entries / max(job.length, 1))));
     // a row begins on a cache line, and one line further than its predecessor's end: not at a multiple of 4096 bytes
@@ -475,11 +480,14 @@ struct Scratch {
       p = reinterpret_cast<U*>(base + bytes);
       bytes += (n * static_cast<int64_t>(sizeof(U)) + 63) / 64 * 64;
     };
-    take(x, batch * entries);
-    take(y, batch * entries);
-    take(grad, batch * entries);
-    take(out, batch * entries);
-    take(work, batch * entries);
+    auto copies = [&](const Operand& operand) {
+      return operand.data == nullptr || side_by_side(job, operand) ? 0 : batch * entries;
+    };
+    take(x, job.mask.data == nullptr ? copies(job.x) : batch * entries);
+    take(y, copies(job.y));
+    take(grad, copies(job.grad));
+    take(out, copies(job.out));
+    take(work, works_in_place(job) ? 0 : batch * entries);
     take(segment_tops, entries / S::width / segment + 1);
     take(slopes, 2 * job.order);
     take(sums, 4 * job.order);
@@ -556,7 +564,7 @@ MULTIMAX_INLINE void lay_out(const RowJob& job, const Position& at, const Scratc
   t.work.data = scratch.work + buffer;
   t.work.step = S::width;
   if constexpr (same<T, typename S::T>) {
-    if (t.vectors() > segment) t.work = t.out;  // rather than a second array that does not fit the cache
+    if (scratch.works_in_place(job)) t.work = t.out;
   }
 }
 
@@ -637,7 +645,8 @@ void run(const RowJob& job, int64_t first, int64_t last, void* memory) {
 
 int64_t scratch_bytes(const RowJob& job) {
   if (job.dtype == DType::f64) return Scratch<Simd<double>, double>(job, nullptr).bytes;
-  return Scratch<Simd<float>, float>(job, nullptr).bytes;  // enough for the half types too
+  if (job.dtype == DType::f32) return Scratch<Simd<float>, float>(job, nullptr).bytes;
+  return Scratch<Simd<float>, bf16>(job, nullptr).bytes;
 }
 
 }  // namespace

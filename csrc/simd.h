@@ -20,11 +20,12 @@
 namespace multimax::MULTIMAX_ISA {
 
 // Vector types of the compiler, of whatever size the instruction set has registers for.
-template <class Float, class Integer, int fraction_bits_, int bytes>
+template <class Float, class Integer, class Unsigned, int fraction_bits_, int bytes>
 struct VectorType {
   using T = Float;
   typedef Float V __attribute__((vector_size(bytes)));
   typedef Integer I __attribute__((vector_size(bytes)));
+  typedef Unsigned U __attribute__((vector_size(bytes)));
   using Mask = I;
   static constexpr int width = bytes / static_cast<int>(sizeof(Float));
   static constexpr int fraction_bits = fraction_bits_;
@@ -50,6 +51,7 @@ struct VectorType {
   static V max(V a, V b) { return select(a > b, a, b); }
   static Mask le(V a, V b) { return a <= b; }
   static Mask lt(V a, V b) { return a < b; }
+  static Mask not_ge(V a, V b) { return ~(a >= b); }  // less, or NaN
   static Mask nan(V a) { return a != a; }
   static Mask first(int n) {
     Mask lane;
@@ -100,8 +102,8 @@ struct Simd;
 #if defined(__AVX512F__)
 
 template <>
-struct Simd<float> : VectorType<float, int32_t, 23, 64> {
-  using Base = VectorType<float, int32_t, 23, 64>;
+struct Simd<float> : VectorType<float, int32_t, uint32_t, 23, 64> {
+  using Base = VectorType<float, int32_t, uint32_t, 23, 64>;
   using Mask = __mmask16;
   using Base::load;
   using Base::max;
@@ -112,6 +114,7 @@ struct Simd<float> : VectorType<float, int32_t, 23, 64> {
   static V max(V a, V b) { return _mm512_max_ps(a, b); }
   static Mask le(V a, V b) { return _mm512_cmp_ps_mask(a, b, _CMP_LE_OQ); }
   static Mask lt(V a, V b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+  static Mask not_ge(V a, V b) { return _mm512_cmp_ps_mask(a, b, _CMP_NGE_UQ); }
   static Mask nan(V a) { return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q); }
   static Mask first(int n) { return static_cast<Mask>((1u << n) - 1u); }
   static Mask both(Mask a, Mask b) { return static_cast<Mask>(a & b); }
@@ -126,8 +129,8 @@ struct Simd<float> : VectorType<float, int32_t, 23, 64> {
 };
 
 template <>
-struct Simd<double> : VectorType<double, int64_t, 52, 64> {
-  using Base = VectorType<double, int64_t, 52, 64>;
+struct Simd<double> : VectorType<double, int64_t, uint64_t, 52, 64> {
+  using Base = VectorType<double, int64_t, uint64_t, 52, 64>;
   using Mask = __mmask8;
   using Base::load;
   using Base::max;
@@ -138,6 +141,7 @@ struct Simd<double> : VectorType<double, int64_t, 52, 64> {
   static V max(V a, V b) { return _mm512_max_pd(a, b); }
   static Mask le(V a, V b) { return _mm512_cmp_pd_mask(a, b, _CMP_LE_OQ); }
   static Mask lt(V a, V b) { return _mm512_cmp_pd_mask(a, b, _CMP_LT_OQ); }
+  static Mask not_ge(V a, V b) { return _mm512_cmp_pd_mask(a, b, _CMP_NGE_UQ); }
   static Mask nan(V a) { return _mm512_cmp_pd_mask(a, a, _CMP_UNORD_Q); }
   static Mask first(int n) { return static_cast<Mask>((1u << n) - 1u); }
   static Mask both(Mask a, Mask b) { return static_cast<Mask>(a & b); }
@@ -154,8 +158,8 @@ struct Simd<double> : VectorType<double, int64_t, 52, 64> {
 #elif defined(__AVX2__)
 
 template <>
-struct Simd<float> : VectorType<float, int32_t, 23, 32> {
-  using Base = VectorType<float, int32_t, 23, 32>;
+struct Simd<float> : VectorType<float, int32_t, uint32_t, 23, 32> {
+  using Base = VectorType<float, int32_t, uint32_t, 23, 32>;
   using Base::load;
   using Base::max;
   using Base::store;
@@ -169,8 +173,8 @@ struct Simd<float> : VectorType<float, int32_t, 23, 32> {
 };
 
 template <>
-struct Simd<double> : VectorType<double, int64_t, 52, 32> {
-  using Base = VectorType<double, int64_t, 52, 32>;
+struct Simd<double> : VectorType<double, int64_t, uint64_t, 52, 32> {
+  using Base = VectorType<double, int64_t, uint64_t, 52, 32>;
   using Base::max;
 
   static V max(V a, V b) { return _mm256_max_pd(a, b); }
@@ -180,23 +184,24 @@ struct Simd<double> : VectorType<double, int64_t, 52, 32> {
 #else  // 16 bytes: SSE2, NEON, or whatever the machine has
 
 template <>
-struct Simd<float> : VectorType<float, int32_t, 23, 16> {
+struct Simd<float> : VectorType<float, int32_t, uint32_t, 23, 16> {
 #if defined(__SSE2__)
-  using Base = VectorType<float, int32_t, 23, 16>;
+  using Base = VectorType<float, int32_t, uint32_t, 23, 16>;
   using Base::max;
   static V max(V a, V b) { return _mm_max_ps(a, b); }
 #endif
 };
 
 template <>
-struct Simd<double> : VectorType<double, int64_t, 52, 16> {
+struct Simd<double> : VectorType<double, int64_t, uint64_t, 52, 16> {
 #if defined(__SSE2__)
-  using Base = VectorType<double, int64_t, 52, 16>;
+  using Base = VectorType<double, int64_t, uint64_t, 52, 16>;
   using Base::max;
   static V max(V a, V b) { return _mm_max_pd(a, b); }
   // spelled out because GCC 12 fails on its own comparison here with an internal error
   static Mask le(V a, V b) { return reinterpret_cast<Mask>(_mm_cmple_pd(a, b)); }
   static Mask lt(V a, V b) { return reinterpret_cast<Mask>(_mm_cmplt_pd(a, b)); }
+  static Mask not_ge(V a, V b) { return reinterpret_cast<Mask>(_mm_cmpnge_pd(a, b)); }
 #endif
 };
 

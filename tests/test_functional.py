@@ -67,6 +67,13 @@ BAD = {
         ValueError,
         "multimax: expected coefs on the input's device, cpu, got meta; move it with .to('cpu')",
     ),
+    "sparse": (
+        (X.to_sparse(), COEFS, KNOTS),
+        {},
+        TypeError,
+        "multimax: expected x to be a dense tensor, got torch.sparse_coo; convert it with .to_dense()",
+    ),
+    "sparse coefs": ((X, COEFS.to_sparse(), KNOTS), {}, TypeError, "expected coefs to be a dense tensor"),
     "unknown impl": (
         (X, COEFS, KNOTS),
         {"impl": "gpu"},
@@ -95,6 +102,7 @@ BAD_ROWS = {
         ValueError,
         "multimax: expected a mask that broadcasts to the input's shape (2, 3, 4, 5), got (6,)",
     ),
+    "sparse mask": ({"mask": torch.ones(5, dtype=torch.bool).to_sparse()}, TypeError, "expected mask to be a dense"),
     "mask elsewhere": ({"mask": torch.ones(5, dtype=torch.bool, device="meta")}, ValueError, "expected mask on the"),
 }
 

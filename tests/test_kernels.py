@@ -250,6 +250,34 @@ def test_nan_shows_in_its_row_only(isa: str, name: str, dim: int) -> None:
         assert kernel[2].isnan().all()
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_nan_shows_whatever_its_bits(isa: str, dtype: torch.dtype) -> None:
+    integers, quiet = {
+        torch.float32: (torch.int32, 0x7FC00000),
+        torch.float64: (torch.int64, 0x7FF8000000000000),
+        torch.bfloat16: (torch.int16, 0x7FC0),
+        torch.float16: (torch.int16, 0x7E00),
+    }[dtype]
+    coefs, knots = parameters()
+    for payload in (0, 1, 2, 5, 63):
+        for length in (5, 64, 5000):
+            x = torch.randn(3, length).to(dtype)
+            x[1, 3] = torch.tensor([quiet + payload], dtype=integers).view(dtype)[0]
+            for name in ("multimax", "log_multimax"):
+                output = run(name, "cpu", None, x, coefs, knots)[0]
+                assert output[1].isnan().all()
+                assert not output[[0, 2]].isnan().any()
+
+
+def test_nan_shows_in_the_gradients_of_modulate(isa: str) -> None:
+    for order in (1, 2, 3):
+        coefs, knots = parameters(order)
+        x = torch.tensor([1.0, torch.nan, -2.0])
+        kernel, reference = (run("modulate", impl, torch.ones(3), x, coefs, knots) for impl in ("cpu", "reference"))
+        assert kernel[2].isnan().all()
+        assert torch.equal(kernel[2].isnan(), reference[2].isnan())
+
+
 def test_nan_under_a_mask_takes_no_part(isa: str) -> None:
     coefs, knots = parameters()
     x = torch.randn(3, 30)

@@ -155,6 +155,27 @@ def test_grad_of_grad() -> None:
     torch.testing.assert_close(hessian, torch.autograd.functional.hessian(loss, x))
 
 
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_forward_mode_takes_the_reference(function: object) -> None:
+    x, coefs, knots = inputs()
+    tangent = torch.randn_like(x)
+    _, along = torch.func.jvp(lambda x: function(x, coefs, knots), (x,), (tangent,))
+    step = 1e-6
+    difference = function(x + step * tangent, coefs, knots) - function(x - step * tangent, coefs, knots)
+    torch.testing.assert_close(along, difference / (2 * step), rtol=1e-5, atol=1e-6)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, tangent)
+        found = torch.autograd.forward_ad.unpack_dual(function(dual, coefs, knots)).tangent
+        torch.testing.assert_close(found, along)
+        with pytest.raises(RuntimeError, match="multimax: impl='cpu' cannot run: it has no forward-mode"):
+            function(dual, coefs, knots, impl="cpu")
+
+    def loss(coefs: Tensor) -> Tensor:
+        return function(x[0, 0], coefs, knots).square().sum()
+
+    torch.testing.assert_close(torch.func.hessian(loss)(coefs), torch.autograd.functional.hessian(loss, coefs))
+
+
 # what is wrong: the arguments of rows_forward
 WRONG = {
     "coefs of one dim": lambda x, c, k: (x, c[0], k[0], None, 3, 0),
@@ -167,6 +188,8 @@ WRONG = {
     "mask of another shape": lambda x, c, k: (x, c, k, torch.ones(9, dtype=torch.bool), 3, 0),
     "mask of floats": lambda x, c, k: (x, c, k, torch.ones_like(x), 3, 0),
     "integers": lambda x, c, k: (x.long(), c, k, None, 3, 0),
+    "parameters elsewhere": lambda x, c, k: (x, c.to("meta"), k, None, 3, 0),
+    "a mask elsewhere": lambda x, c, k: (x, c, k, torch.ones_like(x, dtype=torch.bool, device="meta"), 3, 0),
 }
 
 
@@ -174,6 +197,14 @@ WRONG = {
 def test_raw_operations_refuse_what_does_not_fit(case: str) -> None:
     with pytest.raises(RuntimeError, match="multimax: "):
         torch.ops.multimax.rows_forward(*WRONG[case](*inputs(torch.float32)))
+
+
+def test_memory_that_was_freed_is_an_error_not_a_crash() -> None:
+    for which in range(3):
+        values = [value.clone() for value in inputs(torch.float32)]
+        values[which].untyped_storage().resize_(0)
+        with pytest.raises(RuntimeError, match="multimax: expected tensors with memory, got one that was freed"):
+            multimax.multimax(*values)
 
 
 def test_raw_backward_refuses_what_does_not_fit() -> None:

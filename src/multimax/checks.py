@@ -18,6 +18,13 @@ def choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
         raise ValueError(f"multimax: expected {name} to be one of {', '.join(map(repr, allowed))}, got {value!r}")
 
 
+def dense(name: str, value: Tensor) -> None:
+    """Not sparse, nested or otherwise special."""
+    if value.layout != torch.strided or value.is_nested:
+        layout = "a nested tensor" if value.is_nested else value.layout
+        raise TypeError(f"multimax: expected {name} to be a dense tensor, got {layout}; convert it with .to_dense()")
+
+
 def tensor(name: str, value: object) -> None:
     """A floating-point tensor of a dtype that the functions compute in."""
     if not isinstance(value, Tensor):
@@ -25,6 +32,7 @@ def tensor(name: str, value: object) -> None:
     if value.dtype not in DTYPES:
         allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
         raise TypeError(f"multimax: expected {name} of dtype {allowed}, got {value.dtype}; convert it with .float()")
+    dense(name, value)
 
 
 def same_device(name: str, value: Tensor, x: Tensor) -> None:
@@ -53,14 +61,19 @@ def pair(coefs: Tensor, knots: Tensor) -> None:
         raise ValueError(f"multimax: expected knots of the shape of coefs, {shape(coefs)}, got {shape(knots)}")
 
 
+def integer(name: str, value: object) -> None:
+    """An int that is no bool."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"multimax: expected {name} to be an int, got {type(value).__name__}")
+
+
 def dimension(dim: int, ndim: int) -> int:
     """A dim of a tensor, counted from the front."""
-    ndim = max(ndim, 1)  # as torch has it, a scalar may be addressed as if it had one dim
-    if not isinstance(dim, int) or isinstance(dim, bool):
-        raise TypeError(f"multimax: expected dim to be an int, got {type(dim).__name__}")
-    if not -ndim <= dim < ndim:
-        raise ValueError(f"multimax: expected dim in [{-ndim}, {ndim - 1}] for an input of {ndim} dims, got {dim}")
-    return dim % ndim
+    integer("dim", dim)
+    size = max(ndim, 1)  # as torch has it, a scalar may be addressed as if it had one dim
+    if not -size <= dim < size:
+        raise ValueError(f"multimax: expected dim in [{-size}, {size - 1}] for an input of {ndim} dims, got {dim}")
+    return dim % size
 
 
 def parameters(x: Tensor, coefs: Tensor, knots: Tensor, dim: int) -> tuple[Tensor, Tensor]:
@@ -94,6 +107,7 @@ def mask_for(x: Tensor, mask: object) -> Tensor | None:
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise TypeError(f"multimax: expected mask to be a boolean tensor, True where an entry takes part, got {got}")
+    dense("mask", mask)
     same_device("mask", mask, x)
     try:
         return mask.expand(x.shape)

@@ -18,7 +18,11 @@ def choose(impl: str, device: torch.device) -> str:
         return impl
     if impl == "triton":
         raise RuntimeError("multimax: impl='triton' cannot run: this version has no Triton kernels; use 'reference'")
+    # torch.func.jvp opens a dual level too
+    forward_mode = torch.autograd.forward_ad._current_level >= 0
     if impl == "cpu":
+        if forward_mode:
+            raise RuntimeError("multimax: impl='cpu' cannot run: it has no forward-mode derivatives; use 'auto'")
         if device.type != "cpu":
             raise RuntimeError(f"multimax: impl='cpu' cannot run: the input is on {device}; use 'auto' or 'reference'")
         if ops.unavailable:
@@ -29,7 +33,7 @@ def choose(impl: str, device: torch.device) -> str:
             _warned = True
             warnings.warn(f"multimax: using the slower reference, because {ops.unavailable}", stacklevel=4)
         return "reference"
-    return "cpu" if device.type == "cpu" else "reference"
+    return "cpu" if device.type == "cpu" and not forward_mode else "reference"
 
 
 def _rows(kind: str, x: Tensor, coefs: Tensor, knots: Tensor, dim: int, mask: Tensor | None, impl: str) -> Tensor:
@@ -77,7 +81,7 @@ def multimax(
         dim: the dim along which the weights sum to 1.
         mask: boolean, broadcastable to ``x``; True where an entry takes part.
         impl: "auto", "cpu" (the compiled kernels) or "reference" (the formulas in plain PyTorch). A name given
-            outright runs or raises.
+            outright runs or raises; "auto" takes the kernels on a CPU, except under forward-mode differentiation.
 
     Returns:
         Weights of the shape and dtype of ``x``.

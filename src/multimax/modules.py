@@ -63,6 +63,7 @@ class MultiMax(nn.Module):
         for name, value in (("order", order), ("heads", heads)):
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise ValueError(f"multimax: expected {name} to be an int of at least 1, got {value!r}")
+        checks.integer("dim", dim)
         checks.choice("terms", terms, TERMS)
         self.order, self.terms, self.heads, self.dim = order, terms, heads, dim
         self.init, self.monotone = init, monotone

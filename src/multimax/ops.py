@@ -52,6 +52,13 @@ def _saves(x: Tensor, kind: int) -> str | None:
     return "stats" if x.dtype in (torch.float16, torch.bfloat16) else "output"
 
 
+def _one_device(*tensors: Tensor | None) -> None:
+    """What the real operation gets from the dispatcher, the fake has to see to itself."""
+    devices = {tensor.device for tensor in tensors if tensor is not None}
+    if len(devices) > 1:
+        raise RuntimeError(f"multimax: expected all tensors on one device, got {sorted(map(str, devices))}")
+
+
 unavailable = _load()
 
 if unavailable is None:
@@ -60,6 +67,7 @@ if unavailable is None:
 
     @torch.library.register_fake("multimax::rows_forward")
     def _(x: Tensor, coefs: Tensor, knots: Tensor, mask: Tensor | None, dim: int, kind: int) -> tuple[Tensor, Tensor]:
+        _one_device(x, coefs, knots, mask)
         rows = (2, *x.shape[:dim], *x.shape[dim + 1 :])
         size = rows if _saves(x, kind) == "stats" else (0,)
         return torch.empty_like(x), x.new_empty(size, dtype=torch.float32)
@@ -76,6 +84,7 @@ if unavailable is None:
         kind: int,
         params_grad: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        _one_device(grad, x, saved, coefs, knots, mask)
         size = coefs.shape if params_grad else (0,)
         return torch.empty_like(x), coefs.new_empty(size), knots.new_empty(size)
 
