@@ -20,6 +20,7 @@ ISAS = {"baseline": []}
 if X86_64:
     ISAS["avx2"] = ["-mavx2", "-mfma", "-mf16c"]
     ISAS["avx512"] = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c"]
+    ISAS["avx512_bf16"] = [*ISAS["avx512"], "-mavx512bf16"]
 
 FLAGS = ["-std=c++20", "-fvisibility=hidden", "-Wall", "-Wextra", "-ffp-contract=fast"]
 FLAGS += ["-fno-math-errno", "-fno-trapping-math"]  # nobody reads errno or the exception flags; NaN and inf stay

@@ -10,6 +10,10 @@ of two calls, of which the second is timed, in turning order, so that a change i
 the median counts, with the quartiles as its spread. GB/s is what softmax has to move (forward 2 tensors, forward and
 backward 5) divided by the time. Memory is the peak of the process above its state before the call, less the results
 themselves.
+
+The C library gives large results back to the system when they are freed, so that a call may spend most of its time on
+fresh pages; how many such page faults a call met is saved with its time. With --keep-memory freed memory is kept: there
+are none then, and what differs is the work itself.
 """
 
 import argparse
@@ -19,6 +23,7 @@ import json
 import math
 import os
 import platform
+import resource
 import statistics
 import time
 from collections.abc import Callable
@@ -33,7 +38,8 @@ from multimax import ops, reference
 
 SHAPES = [(8, 6, 197, 197), (8192, 1000), (512, 32000), (4, 12, 1024, 1024)]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-SLOW = 0.2  # seconds: what takes longer gets two turns only
+SLOW = 0.2  # seconds: what takes longer and is far off anyway gets two turns only
+EAGER = ("reference, eager", "published, torch.jit")
 RESULTS = Path(__file__).parent / "results" / "rows.json"
 Function = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -91,6 +97,19 @@ def peak_memory(run: Callable[[], object]) -> int | None:
         return None
 
 
+def keep_memory() -> None:
+    """Tells the C library to keep what is freed."""
+    libc = ctypes.CDLL(None)
+    trim_threshold, mmap_max = -1, -4  # as in malloc.h
+    if not (libc.mallopt(trim_threshold, -1) and libc.mallopt(mmap_max, 0)):
+        raise OSError("mallopt refused: --keep-memory needs glibc")
+
+
+def page_faults() -> int:
+    """Pages the system had to provide so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
 def measure(shape: tuple[int, ...], dtype: torch.dtype, backward: bool, seconds: float, quick: bool) -> list[dict]:
     """One row a competitor."""
     torch.manual_seed(0)
@@ -113,6 +132,7 @@ def measure(shape: tuple[int, ...], dtype: torch.dtype, backward: bool, seconds:
     torch._dynamo.reset()  # else the compiler gives up after a few shapes, and plain PyTorch is timed in its name
     functions = competitors(quick)
     times: dict[str, list[float]] = {name: [] for name in functions}
+    faults: dict[str, list[int]] = {name: [] for name in functions}
     memory = {}
     for name, function in functions.items():
         with torch.no_grad():
@@ -126,13 +146,14 @@ def measure(shape: tuple[int, ...], dtype: torch.dtype, backward: bool, seconds:
     start = time.perf_counter()
     while time.perf_counter() - start < seconds or len(times["torch.softmax"]) < 9:
         for name in order:
-            if len(times[name]) >= 2 and times[name][-1] > SLOW:
+            if name in EAGER and len(times[name]) >= 2 and times[name][-1] > SLOW:
                 continue
             # what a turn finds of caches and freed memory is the work of the one before it; the first call mends that
             run(functions[name])
-            begin = time.perf_counter()
+            before, begin = page_faults(), time.perf_counter()
             run(functions[name])
             times[name].append(time.perf_counter() - begin)
+            faults[name].append(page_faults() - before)
         order = order[1:] + order[:1]
     base = statistics.median(times["torch.softmax"])
     moved = (5 if backward else 2) * x.numel() * x.element_size()
@@ -151,6 +172,7 @@ def measure(shape: tuple[int, ...], dtype: torch.dtype, backward: bool, seconds:
                 "ms": median * 1e3,
                 "quartiles_ms": [quartiles[0] * 1e3, quartiles[2] * 1e3],
                 "rounds": len(values),
+                "page_faults": statistics.median_low(faults[name]),
                 "ratio": ratio,
                 "ratio_of_medians": median / base,
                 "gb_per_s": moved / median / 1e9,
@@ -160,7 +182,7 @@ def measure(shape: tuple[int, ...], dtype: torch.dtype, backward: bool, seconds:
     return rows
 
 
-def machine() -> dict:
+def machine(kept: bool) -> dict:
     """What the figures were taken on."""
     cpu = platform.processor()
     info = Path("/proc/cpuinfo")
@@ -175,6 +197,7 @@ def machine() -> dict:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "date": datetime.date.today().isoformat(),
+        "keep_memory": kept,
     }
 
 
@@ -225,6 +248,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="softmax and the kernel only")
     parser.add_argument("--seconds", type=float, default=3.0, help="time for each shape, dtype and pass (default 3)")
     parser.add_argument("--threads", type=int, default=None, help="torch threads (default: torch's own choice)")
+    parser.add_argument("--keep-memory", action="store_true", help="keep freed memory: no page faults")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where to save the figures as JSON")
     parser.add_argument("--table", type=Path, metavar="FILE", help="print the table of a saved run and stop")
     parser.add_argument("--readme", type=Path, metavar="FILE", help="put the table of a saved run into the README")
@@ -235,10 +259,12 @@ def main() -> None:
     if options.readme:
         into_readme(table(json.loads(options.readme.read_text())))
         return
+    if options.keep_memory:
+        keep_memory()
     if options.threads:
         torch.set_num_threads(options.threads)
     combinations = [(dtype, back, shape) for dtype in DTYPES.values() for back in (False, True) for shape in SHAPES]
-    run: dict = {"machine": machine(), "rows": []}
+    run: dict = {"machine": machine(options.keep_memory), "rows": []}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     for dtype, back, shape in tqdm(combinations, unit="case"):
         run["rows"] += measure(shape, dtype, back, options.seconds, options.quick)

@@ -27,26 +27,23 @@ using torch::stable::Tensor;
 
 // Instruction sets in rising order; the best that the machine has is used.
 const RowKernels* kernels_of(int64_t isa) {
-  switch (isa) {
-    case 0:
-      return &baseline::row_kernels;
+  if (isa == 0) return &baseline::row_kernels;
 #if defined(__x86_64__)
-    case 1:
-      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")
-                 ? &avx2::row_kernels
-                 : nullptr;
-    case 2:
-      return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                     __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")
-                 ? &avx512::row_kernels
-                 : nullptr;
+  bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  if (isa == 1 && avx2) return &avx2::row_kernels;
+  if (isa == 2 && avx512) return &avx512::row_kernels;
+  if (isa == 3 && avx512 && __builtin_cpu_supports("avx512bf16")) return &avx512_bf16::row_kernels;
 #endif
-    default:
-      return nullptr;
-  }
+  return nullptr;
 }
 
-int64_t best_isa() { return kernels_of(2) ? 2 : kernels_of(1) ? 1 : 0; }
+int64_t best_isa() {
+  int64_t isa = 3;
+  while (kernels_of(isa) == nullptr) --isa;
+  return isa;
+}
 
 std::atomic<int64_t> current_isa{-1};
 

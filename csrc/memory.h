@@ -113,7 +113,14 @@ struct HalfMemory {
 template <class S>
 struct Memory<S, bf16> {
   using V = __m512;
-  static V wide(__m256i a) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(a), 16)); }
+  static V wide(__m256i a) {  // one permutation of words: to the upper half of each lane, the lower half zero
+    const __m512i upper =
+        _mm512_slli_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), 16);
+    return _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xaaaaaaaau, upper, _mm512_castsi256_si512(a)));
+  }
+#if defined(__AVX512BF16__)  // one instruction; numbers too small to be normal become 0
+  static __m256i half(V a) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(a)); }
+#else
   static __m256i half(V a) {
     __m512i u = _mm512_castps_si512(a);
     __m512i even = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
@@ -121,6 +128,7 @@ struct Memory<S, bf16> {
     rounded = _mm512_mask_blend_epi32(S::nan(a), rounded, _mm512_set1_epi32(0x7fc00000));
     return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
   }
+#endif
   static V load(const bf16* p) { return wide(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
   static V load(const bf16* p, int n) { return wide(_mm256_maskz_loadu_epi16(S::first(n), p)); }
   static void store(bf16* p, V a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), half(a)); }

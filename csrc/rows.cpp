@@ -18,7 +18,7 @@ constexpr int64_t sum_every = 32;
 constexpr int batch_rows = 4;
 constexpr int64_t batch_entries = 1024;
 // vectors added to the parameters' sums before these are folded into double
-constexpr int64_t fold_every = 64;
+constexpr int64_t fold_every = 128;
 
 inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -60,16 +60,25 @@ struct Tile {
 };
 
 // Passes copy what they need of tile and parameters into locals: what a store might change is read again and again.
-template <class Tile, class Body>
+// The body is given i, where `chain` sums side by side (and not one that each vector has to wait for) may be kept, and
+// whether vector i is whole.
+template <int chains = 1, class Tile, class Body>
 MULTIMAX_INLINE void each(const Tile& t, int64_t begin, int64_t end, Body body) {
   const int64_t full = t.full;
   const Part part{t.part};
-  int64_t whole_end = min(end, full);
-  for (int64_t i = begin; i < whole_end; ++i) body(i, Whole{});
-  for (int64_t i = max(begin, full); i < end; ++i) body(i, part);
+  const int64_t whole_end = min(end, full);
+  int64_t i = begin;
+  for (; i + chains <= whole_end; i += chains) {
+#pragma GCC unroll 8
+    for (int chain = 0; chain < chains; ++chain) body(i + chain, chain, Whole{});
+  }
+  if constexpr (chains > 1) {
+    for (; i < whole_end; ++i) body(i, 0, Whole{});
+  }
+  for (i = max(begin, full); i < end; ++i) body(i, 0, part);
 }
 
-#define MULTIMAX_EACH [&](int64_t i, auto part) __attribute__((always_inline))
+#define MULTIMAX_EACH [&](int64_t i, [[maybe_unused]] int chain, auto part) __attribute__((always_inline))
 
 // Which lanes are masked; those that are not there count as such.
 template <class S>
@@ -299,116 +308,143 @@ struct Backward {
 
   struct RowStats {
     V top{}, norm{}, dot{};
+    bool may_be_masked;  // some of its whole vectors
   };
 
   static void recall(const Item& t, RowStats& stats) {
     if constexpr (!has_y && kind != Kind::modulate) {
+      if (!t.columns) {
+        stats.top = S::set(t.stats[0]);
+        stats.norm = S::set(t.stats[t.stats_plane]);
+        return;
+      }
       C tops[S::width] = {}, norms[S::width] = {};
-      for (int i = 0; i < (t.columns ? t.lanes() : S::width); ++i) {
-        const C* from = t.stats + (t.columns ? i * t.stats_stride : 0);
-        tops[i] = from[0];
-        norms[i] = from[t.stats_plane];
+      for (int i = 0; i < t.lanes(); ++i) {
+        tops[i] = t.stats[i * t.stats_stride];
+        norms[i] = t.stats[i * t.stats_stride + t.stats_plane];
       }
       stats.top = S::load(tops);
       stats.norm = S::load(norms);
     }
   }
 
-  // multimax: the sum of grad p, p being the forward's weights, left in work if they had to be found again;
-  // log_multimax: the sum of grad. What is masked has no part in it, whatever its grad; a y of 0 takes care of that
-  // except, unless Careful, where grad is not finite.
+  // multimax: the sum of grad p, p being the forward's weights; where they have to be found again, their numerators are
+  // left in work. log_multimax: the sum of grad. What is masked has no part in it, whatever its grad; a weight of 0
+  // takes care of that except, unless Careful, where grad is not finite. Tells also whether a row may have masked
+  // entries.
   template <bool Careful>
-  V dot(const Item& t, const RowStats& stats) const {
+  void dot(const Item& t, RowStats& stats) const {
     const auto x_ = t.x, y_ = t.y, grad = t.grad;
     const auto work = t.work;
     const Vectors<S, N> f = this->f;
-    const V floor = this->floor, top = stats.top, norm = stats.norm;
+    const V floor = this->floor, top = stats.top;
+    constexpr int chains = has_y ? 4 : 1;
     V lanes{};
     double total = 0;
+    auto masked_lanes = S::first(0);
     for (int64_t begin = 0; begin < t.vectors(); begin += sum_every) {
-      V sum{};
-      each(
+      V sums[chains] = {};
+      each<chains>(
           t, begin, min(begin + sum_every, t.vectors()), MULTIMAX_EACH {
             V g = grad.load(i, part);
+            auto off = S::first(0);
             if constexpr (kind == Kind::multimax && has_y) {
-              g = g * y_.load(i, part);
+              V y = y_.load(i, part);
+              g = g * y;
+              off = S::le(y, V{});
               if constexpr (Careful) g = S::zero_if(masked<S>(x_.load(i, part), floor, part), g);
             } else {
               V x = x_.load(i, part);
-              auto off = masked<S>(x, floor, part);
-              g = S::zero_if(off, g);
+              off = masked<S>(x, floor, part);
+              if constexpr (Careful || kind == Kind::log_multimax) g = S::zero_if(off, g);
               if constexpr (kind == Kind::multimax) {
-                V p = S::zero_if(off, exp<S>(sigma(f, x) - top) * norm);
-                work.store(i, p, part);
-                g = g * p;
+                V e = exp<S>(S::select(off, S::set(minus_infinity<C>()), sigma(f, x) - top));
+                work.store(i, e, part);
+                g = g * e;
               }
             }
-            sum = sum + g;
+            if constexpr (same<decltype(part), Whole>) masked_lanes = S::either(masked_lanes, off);
+            sums[chain] = sums[chain] + g;
           });
-      lanes = lanes + sum;
+      for (int chain = 0; chain < chains; ++chain) lanes = lanes + sums[chain];
       if (!t.columns && (begin + sum_every) % segment == 0) {
         total += static_cast<double>(S::sum(lanes));
         lanes = V{};
       }
     }
-    return t.columns ? lanes : S::set(static_cast<C>(total + static_cast<double>(S::sum(lanes))));
+    stats.may_be_masked = S::any(masked_lanes);
+    stats.dot = t.columns ? lanes : S::set(static_cast<C>(total + static_cast<double>(S::sum(lanes))));
+    if constexpr (kind == Kind::multimax && !has_y) stats.dot = stats.dot * stats.norm;
   }
 
-  void gradients(const Item& t, const RowStats& stats) const {
-    const auto x_ = t.x, y_ = t.y, grad = t.grad, out = t.out;
-    const auto work = t.work;
+  // All rows of a batch in one go: parameters and sums stay in registers.
+  template <bool Masked>
+  void gradients(const Item* tiles, const RowStats* stats, int rows) const {
     const Vectors<S, N> f = this->f, slopes = this->slopes;
-    const V floor = this->floor, top = stats.top, norm = stats.norm, dot = stats.dot;
-    for (int64_t begin = 0; begin < t.vectors(); begin += fold_every) {
-      int64_t end = min(begin + fold_every, t.vectors());
-      V in_registers[N == 0 ? 1 : 4 * N];
-      V* sums = N == 0 ? params.lanes : in_registers;
-      if constexpr (WithParams) {
-        for (int j = 0; j < 4 * N; ++j) sums[j] = params.lanes[j];
-      }
-      each(
-          t, begin, end, MULTIMAX_EACH {
-            V x = x_.load(i, part);
-            auto off = masked<S>(x, floor, part);
-            x = S::zero_if(off, x);  // 0 * inf would be NaN
-            V ds = grad.load(i, part);
-            if constexpr (kind == Kind::multimax) {
-              V p;
-              if constexpr (has_y) {
-                p = y_.load(i, part);
-              } else {
-                p = work.load(i, part);
+    const V floor = this->floor;
+    V in_registers[N == 0 ? 1 : 4 * N];
+    V* sums = N == 0 ? params.lanes : in_registers;
+    if constexpr (WithParams) {
+      for (int j = 0; j < 4 * N; ++j) sums[j] = params.lanes[j];
+    }
+    for (int r = 0; r < rows; ++r) {
+      const Item& t = tiles[r];
+      const auto x_ = t.x, y_ = t.y, grad = t.grad, out = t.out;
+      const auto work = t.work;
+      const V top = stats[r].top, norm = stats[r].norm, dot = stats[r].dot, dot_norm = dot * norm;
+      for (int64_t begin = 0; begin < t.vectors(); begin += fold_every) {
+        int64_t end = min(begin + fold_every, t.vectors());
+        each(
+            t, begin, end, MULTIMAX_EACH {
+              constexpr bool test = Masked || same<decltype(part), Part>;
+              V x = x_.load(i, part);
+              [[maybe_unused]] auto off = masked<S>(x, floor, part);
+              if constexpr (test) x = S::zero_if(off, x);  // 0 * inf would be NaN
+              V ds = grad.load(i, part);
+              if constexpr (kind == Kind::multimax && has_y) {
+                ds = y_.load(i, part) * (ds - dot);
+              } else if constexpr (kind == Kind::multimax) {
+                ds = work.load(i, part) * (ds * norm - dot_norm);
+              } else if constexpr (kind == Kind::log_multimax) {
+                V log_p;
+                if constexpr (has_y) {
+                  log_p = y_.load(i, part);
+                } else {
+                  log_p = (sigma(f, x) - top) - norm;
+                }
+                ds = ds - exp<S>(log_p) * dot;
               }
-              ds = p * (ds - dot);
-            } else if constexpr (kind == Kind::log_multimax) {
-              V log_p;
-              if constexpr (has_y) {
-                log_p = y_.load(i, part);
-              } else {
-                log_p = (sigma(f, x) - top) - norm;
-              }
-              ds = ds - exp<S>(log_p) * dot;
-            }
-            out.store(i, sigma_backward<WithParams>(slopes, x, S::zero_if(off, ds), sums), part);
-          });
-      if constexpr (WithParams) {
-        for (int j = 0; j < 4 * N; ++j) params.lanes[j] = sums[j];
-        params.pending += end - begin;
-        if (params.pending >= fold_every) params.fold();
+              if constexpr (test) ds = S::zero_if(off, ds);
+              out.store(i, sigma_backward<WithParams>(slopes, x, ds, sums), part);
+            });
+        if (WithParams && (params.pending += end - begin) >= fold_every) {
+          for (int j = 0; j < 4 * N; ++j) params.lanes[j] = sums[j];
+          params.fold();
+          for (int j = 0; j < 4 * N; ++j) sums[j] = V{};
+        }
       }
+    }
+    if constexpr (WithParams) {
+      for (int j = 0; j < 4 * N; ++j) params.lanes[j] = sums[j];
     }
   }
 
   void run(const Item* tiles, int rows) const {
     RowStats stats[batch_rows];
+    bool may_be_masked = kind == Kind::modulate;
     if constexpr (kind != Kind::modulate) {
       for (int r = 0; r < rows; ++r) recall(tiles[r], stats[r]);
       for (int r = 0; r < rows; ++r) {
-        stats[r].dot = dot<false>(tiles[r], stats[r]);
-        if (has_y && S::any(S::nan(stats[r].dot - stats[r].dot))) stats[r].dot = dot<true>(tiles[r], stats[r]);
+        dot<false>(tiles[r], stats[r]);
+        if (S::any(S::nan(stats[r].dot - stats[r].dot))) dot<true>(tiles[r], stats[r]);
+        may_be_masked |= stats[r].may_be_masked;
       }
     }
-    for (int r = 0; r < rows; ++r) gradients(tiles[r], stats[r]);
+    if (may_be_masked) {
+      gradients<true>(tiles, stats, rows);
+    } else {
+      gradients<false>(tiles, stats, rows);
+    }
   }
 };
 

@@ -70,5 +70,8 @@ extern const RowKernels row_kernels;
 namespace avx512 {
 extern const RowKernels row_kernels;
 }
+namespace avx512_bf16 {
+extern const RowKernels row_kernels;
+}
 
 }  // namespace multimax

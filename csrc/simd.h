@@ -59,6 +59,7 @@ struct VectorType {
     return lane < (Mask{} + static_cast<Integer>(n));
   }
   static Mask both(Mask a, Mask b) { return a & b; }
+  static Mask either(Mask a, Mask b) { return a | b; }
   static bool any(Mask m) {
     Integer r = 0;
     for (int i = 0; i < width; ++i) r |= m[i];
@@ -118,6 +119,7 @@ struct Simd<float> : VectorType<float, int32_t, uint32_t, 23, 64> {
   static Mask nan(V a) { return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q); }
   static Mask first(int n) { return static_cast<Mask>((1u << n) - 1u); }
   static Mask both(Mask a, Mask b) { return static_cast<Mask>(a & b); }
+  static Mask either(Mask a, Mask b) { return static_cast<Mask>(a | b); }
   static bool any(Mask m) { return m != 0; }
   static bool all(Mask m) { return m == 0xffff; }
   static V select(Mask m, V a, V b) { return _mm512_mask_blend_ps(m, b, a); }
@@ -145,6 +147,7 @@ struct Simd<double> : VectorType<double, int64_t, uint64_t, 52, 64> {
   static Mask nan(V a) { return _mm512_cmp_pd_mask(a, a, _CMP_UNORD_Q); }
   static Mask first(int n) { return static_cast<Mask>((1u << n) - 1u); }
   static Mask both(Mask a, Mask b) { return static_cast<Mask>(a & b); }
+  static Mask either(Mask a, Mask b) { return static_cast<Mask>(a | b); }
   static bool any(Mask m) { return m != 0; }
   static bool all(Mask m) { return m == 0xff; }
   static V select(Mask m, V a, V b) { return _mm512_mask_blend_pd(m, b, a); }

@@ -367,6 +367,8 @@ def test_every_half_value_converts_both_ways(isa: str) -> None:
     for dtype in HALF:
         x = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
         x = x[x.isfinite()]
+        if dtype == torch.bfloat16 and isa == "avx512_bf16":  # its instruction makes 0 of what is not normal
+            x = x[(x == 0) | (x.abs() >= torch.finfo(dtype).tiny)]
         assert torch.equal(multimax.modulate(x, torch.zeros(1, 2), torch.zeros(1, 2), impl="cpu"), x)
     # and rounding from float32 is that of torch
     coefs, knots = torch.full((1, 2), 1 / 3), torch.zeros(1, 2)

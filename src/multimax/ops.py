@@ -12,7 +12,7 @@ from torch import Tensor
 from multimax import reference
 
 BUILD_COMMAND = "pip install --no-build-isolation ."
-ISAS = ("baseline", "avx2", "avx512")
+ISAS = ("baseline", "avx2", "avx512", "avx512_bf16")
 KINDS = ("multimax", "log_multimax", "modulate")  # as in csrc/rows.h
 ISA_VARIABLE = "MULTIMAX_ISA"
 
