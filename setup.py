@@ -22,6 +22,9 @@ if X86_64:
     ISAS["avx512"] = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c"]
     ISAS["avx512_bf16"] = [*ISAS["avx512"], "-mavx512bf16"]
 
+KERNELS = ["csrc/rows.cpp", "csrc/attention.cpp"]
+BINDINGS = ["csrc/bindings.cpp", "csrc/rows_bindings.cpp", "csrc/attention_bindings.cpp"]
+
 FLAGS = ["-std=c++20", "-fvisibility=hidden", "-Wall", "-Wextra", "-ffp-contract=fast"]
 FLAGS += ["-fno-math-errno", "-fno-trapping-math"]  # nobody reads errno or the exception flags; NaN and inf stay
 FLAGS += ["-Wno-maybe-uninitialized", "-Wno-uninitialized"]  # false alarms inside GCC 12's own AVX-512 header
@@ -42,8 +45,12 @@ class BuildKernels(build_ext):
         temp = Path(self.build_temp)
         bindings = [*FLAGS, "-DTORCH_TARGET_VERSION=0x020a000000000000"]  # 2.10
         bindings += [f"-isystem{path}" for path in include_paths()]
-        jobs = [("csrc/rows.cpp", isa, FLAGS + flags + [f"-DMULTIMAX_ISA={isa}"]) for isa, flags in ISAS.items()]
-        jobs.append(("csrc/bindings.cpp", "bindings", bindings))
+        jobs = [
+            (source, isa, FLAGS + flags + [f"-DMULTIMAX_ISA={isa}"])
+            for source in KERNELS
+            for isa, flags in ISAS.items()
+        ]
+        jobs += [(source, "bindings", bindings) for source in BINDINGS]
 
         def compile_one(job: tuple[str, str, list[str]]) -> list[str]:
             source, name, flags = job

@@ -1,65 +1,70 @@
-// The operations on torch's stable ABI: lay out the work, share it over torch's threads, finish the sums.
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/core/ScalarType.h>
+// What the operations share, and the choice of the instruction set.
+#include "bindings.h"
+
 #include <torch/headeronly/util/BFloat16.h>
 #include <torch/headeronly/util/Half.h>
 
-#include <algorithm>
 #include <atomic>
-#include <limits>
-#include <memory>
-#include <new>
-#include <optional>
-#include <tuple>
-#include <vector>
-
-#include "rows.h"
+#include <type_traits>
 
 namespace multimax {
 namespace {
 
 using torch::headeronly::BFloat16;
 using torch::headeronly::Half;
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
 
 // Instruction sets in rising order; the best that the machine has is used.
-const RowKernels* kernels_of(int64_t isa) {
-  if (isa == 0) return &baseline::row_kernels;
+Kernels kernels_of(int64_t isa) {
+  if (isa == 0) return {&baseline::row_kernels, &baseline::attention_kernels};
 #if defined(__x86_64__)
   bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                 __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  if (isa == 1 && avx2) return &avx2::row_kernels;
-  if (isa == 2 && avx512) return &avx512::row_kernels;
-  if (isa == 3 && avx512 && __builtin_cpu_supports("avx512bf16")) return &avx512_bf16::row_kernels;
+  if (isa == 1 && avx2) return {&avx2::row_kernels, &avx2::attention_kernels};
+  if (isa == 2 && avx512) return {&avx512::row_kernels, &avx512::attention_kernels};
+  if (isa == 3 && avx512 && __builtin_cpu_supports("avx512bf16"))
+    return {&avx512_bf16::row_kernels, &avx512_bf16::attention_kernels};
 #endif
-  return nullptr;
+  return {};
 }
 
 int64_t best_isa() {
   int64_t isa = 3;
-  while (kernels_of(isa) == nullptr) --isa;
+  while (kernels_of(isa).rows == nullptr) --isa;
   return isa;
 }
 
 std::atomic<int64_t> current_isa{-1};
 
-const RowKernels& kernels() {
-  int64_t isa = current_isa.load();
-  return *kernels_of(isa < 0 ? best_isa() : isa);
-}
-
 // Chooses an instruction set (-1: leave as it is); returns the one in use.
 int64_t use_isa(int64_t isa) {
   if (isa >= 0) {
-    STD_TORCH_CHECK(kernels_of(isa) != nullptr, "multimax: this machine has no instruction set number ", isa);
+    STD_TORCH_CHECK(kernels_of(isa).rows != nullptr, "multimax: this machine has no instruction set number ", isa);
     current_isa.store(isa);
   }
   isa = current_isa.load();
   return isa < 0 ? best_isa() : isa;
+}
+
+template <class F>
+void with_type(DType dtype, F f) {
+  switch (dtype) {
+    case DType::f32:
+      return f(float{});
+    case DType::f64:
+      return f(double{});
+    case DType::bf16:
+      return f(BFloat16{});
+    case DType::f16:
+      return f(Half{});
+  }
+}
+
+}  // namespace
+
+Kernels kernels() {
+  int64_t isa = current_isa.load();
+  return kernels_of(isa < 0 ? best_isa() : isa);
 }
 
 DType dtype_of(const Tensor& t) {
@@ -74,34 +79,6 @@ DType dtype_of(const Tensor& t) {
       return DType::f16;
     default:
       STD_TORCH_CHECK(false, "multimax: expected a floating-point tensor");
-  }
-}
-
-double floor_of(DType dtype) {  // half of the lowest finite value: at or below it an entry counts as masked
-  switch (dtype) {
-    case DType::f32:
-      return std::numeric_limits<float>::lowest() / 2;
-    case DType::f64:
-      return std::numeric_limits<double>::lowest() / 2;
-    case DType::bf16:
-      return static_cast<float>(std::numeric_limits<BFloat16>::lowest()) / 2;
-    case DType::f16:
-      return static_cast<float>(std::numeric_limits<Half>::lowest()) / 2;
-  }
-  return 0;
-}
-
-template <class F>
-void with_type(DType dtype, F f) {
-  switch (dtype) {
-    case DType::f32:
-      return f(float{});
-    case DType::f64:
-      return f(double{});
-    case DType::bf16:
-      return f(BFloat16{});
-    case DType::f16:
-      return f(Half{});
   }
 }
 
@@ -135,293 +112,8 @@ void write(Tensor& tensor, const std::vector<double>& values) {
   });
 }
 
-// A job together with the memory it points to.
-class Plan {
- public:
-  RowJob job{};
-
-  Plan(const RowKernels& kernels, Kind kind, const Tensor& x, const Tensor& coefs, const Tensor& knots,
-       const std::optional<Tensor>& mask, int64_t dim, const Tensor* y, const Tensor* stats, const Tensor* grad,
-       const Tensor& out) {
-    int64_t ndim = x.dim();
-    int64_t outer = std::max<int64_t>(ndim - 1, 0);
-    STD_TORCH_CHECK(ndim <= max_axes, "multimax: expected at most ", max_axes, " dims, got ", ndim);
-    STD_TORCH_CHECK(dim >= 0 && dim < std::max<int64_t>(ndim, 1), "multimax: dim out of range");
-    int64_t lead = coefs.dim() - 2;
-    STD_TORCH_CHECK(lead == 0 || lead == outer, "multimax: coefs do not fit the input");
-    STD_TORCH_CHECK(coefs.size(lead + 1) == 2 && coefs.size(lead) >= 1, "multimax: coefs do not end in (order, 2)");
-    same_shape(coefs, knots, "knots");
-    if (mask) same_shape(x, *mask, "mask");
-    if (mask) STD_TORCH_CHECK(mask->scalar_type() == ScalarType::Bool, "multimax: expected a boolean mask");
-    for (const Tensor* t : {y, grad}) {
-      if (t == nullptr) continue;
-      same_shape(x, *t, "grad or output");
-      STD_TORCH_CHECK(dtype_of(*t) == dtype_of(x), "multimax: grad or output is of another dtype than the input");
-    }
-
-    job.kind = kind;
-    job.dtype = dtype_of(x);
-    job.order = static_cast<int>(coefs.size(lead));
-    job.floor = floor_of(job.dtype);
-    job.length = ndim == 0 ? 1 : x.size(dim);
-
-    // strides of every operand on every axis but dim
-    std::vector<Axis> axes;
-    int64_t rows = 1, sets = 1;
-    for (int64_t a = ndim - 1, i = outer - 1; a >= 0; --a) {
-      if (a == dim) continue;
-      Axis axis;
-      axis.size = x.size(a);
-      axis.x = x.stride(a);
-      axis.out = out.stride(a);
-      axis.grad = grad ? grad->stride(a) : 0;
-      axis.mask = mask ? mask->stride(a) : 0;
-      axis.y = y ? y->stride(a) : 0;
-      axis.stats = rows;
-      axis.set = 0;
-      if (lead != 0) {
-        STD_TORCH_CHECK(coefs.size(i) == 1 || coefs.size(i) == axis.size, "multimax: coefs do not fit the input");
-        if (coefs.size(i) != 1) axis.set = sets;
-        sets *= coefs.size(i);
-      }
-      --i;
-      rows *= axis.size;
-      axes.insert(axes.begin(), axis);
-    }
-    if (stats) {
-      STD_TORCH_CHECK(stats->numel() == 2 * rows && stats->is_contiguous() && dtype_of(*stats) == DType::f32,
-                      "multimax: stats do not fit the input");
-      job.stats.data = data_of(*stats);
-      job.stats_plane = rows;
-    }
-    bind(job.x, x, dim, ndim);
-    bind(job.out, out, dim, ndim);
-    if (y) bind(job.y, *y, dim, ndim);
-    if (grad) bind(job.grad, *grad, dim, ndim);
-    if (mask) bind(job.mask, *mask, dim, ndim);
-
-    // Rows whose entries lie apart, next to neighbours that lie side by side, are taken a vector's width at once.
-    job.lanes = 1;
-    if (job.length > 1 && job.x.length_stride != 1) {
-      for (size_t a = 0; a < axes.size(); ++a) {
-        const Axis& axis = axes[a];
-        if (axis.size > 1 && axis.x == 1 && axis.out == 1 && axis.set == 0) {
-          job.columns = true;
-          job.lanes = axis.size;
-          job.x.lane_stride = axis.x;
-          job.out.lane_stride = axis.out;
-          job.grad.lane_stride = axis.grad;
-          job.mask.lane_stride = axis.mask;
-          job.y.lane_stride = axis.y;
-          job.stats.lane_stride = axis.stats;
-          axes.erase(axes.begin() + static_cast<std::ptrdiff_t>(a));
-          break;
-        }
-      }
-    }
-    merge(axes);
-    job.axes = static_cast<int>(axes.size());
-    for (size_t a = 0; a < axes.size(); ++a) {
-      job.sizes[a] = axes[a].size;
-      job.x.strides[a] = axes[a].x;
-      job.out.strides[a] = axes[a].out;
-      job.grad.strides[a] = axes[a].grad;
-      job.mask.strides[a] = axes[a].mask;
-      job.y.strides[a] = axes[a].y;
-      job.stats.strides[a] = axes[a].stats;
-      job.set_strides[a] = axes[a].set;
-    }
-
-    int64_t width = job.columns ? (job.dtype == DType::f64 ? kernels.width_f64 : kernels.width_f32) : 1;
-    int64_t lane_items = (job.lanes + width - 1) / width;
-    job.run_items = lane_items;
-    run_axes_ = axes.size();
-    while (run_axes_ > 0 && axes[run_axes_ - 1].set == 0) job.run_items *= axes[--run_axes_].size;
-    job.items = lane_items;
-    for (const Axis& axis : axes) job.items *= axis.size;
-    if (rows == 0 || job.length == 0) job.items = 0;
-    // large enough that finishing a block's sums costs nothing, small enough to share evenly
-    constexpr int64_t block_entries = 16384;
-    int64_t item_entries = std::max<int64_t>(job.length * width, 1);
-    job.block_items = std::max<int64_t>(block_entries / item_entries, 1);
-    job.run_blocks = (job.run_items + job.block_items - 1) / job.block_items;
-
-    read_params(coefs, knots, sets);
-  }
-
-  void run(const RowKernels& kernels, bool backward) {
-    int64_t bytes = kernels.scratch_bytes(job);
-    auto kernel = backward ? kernels.backward : kernels.forward;
-    constexpr int64_t grain = 2;  // blocks: as much work as torch gives a thread at least
-    torch::stable::parallel_for(0, job.blocks(), grain, [&](int64_t first, int64_t last) {
-      constexpr std::align_val_t alignment{64};
-      auto release = [](void* p) { ::operator delete(p, alignment); };
-      std::unique_ptr<void, decltype(release)> scratch(::operator new(static_cast<size_t>(bytes), alignment), release);
-      kernel(job, first, last, scratch.get());
-    });
-  }
-
-  void want_sums() {
-    sums_.resize(static_cast<size_t>(job.blocks() * 4 * job.order));
-    job.sums = sums_.data();
-  }
-
-  // Adds up the blocks' sums in their order and applies the factors that do not depend on x.
-  void finish(Tensor& grad_coefs, Tensor& grad_knots) const {
-    std::vector<double> coefs(coefs_.size()), knots(coefs_.size());
-    int order = job.order;
-    for (int64_t block = 0; block < job.blocks(); ++block) {
-      const double* sum = sums_.data() + block * 4 * order;
-      size_t at = static_cast<size_t>(set_of_run(block / job.run_blocks) * 2 * order);
-      for (int n = 0; n < order; ++n, sum += 4, at += 2) {
-        coefs[at] += sum[0];
-        knots[at] += sum[1];
-        coefs[at + 1] += sum[2];
-        knots[at + 1] -= sum[3];
-      }
-    }
-    for (size_t i = 0; i < knots.size(); ++i) knots[i] *= coefs_[i] * static_cast<double>(i / 2 % order + 1);
-    write(grad_coefs, coefs);
-    write(grad_knots, knots);
-  }
-
- private:
-  struct Axis {
-    int64_t size, x, out, y, grad, mask, stats, set;
-  };
-
-  std::vector<double> sums_, coefs_;
-  std::vector<float> params_f32_;
-  std::vector<double> params_f64_;
-  size_t run_axes_ = 0;  // the axes along which the set of parameters changes
-
-  static void same_shape(const Tensor& a, const Tensor& b, const char* name) {
-    bool same = a.dim() == b.dim();
-    for (int64_t i = 0; same && i < a.dim(); ++i) same = a.size(i) == b.size(i);
-    STD_TORCH_CHECK(same, "multimax: ", name, " does not have the expected shape");
-  }
-
-  static void bind(Operand& operand, const Tensor& t, int64_t dim, int64_t ndim) {
-    operand.data = data_of(t);
-    operand.length_stride = ndim == 0 ? 1 : t.stride(dim);
-  }
-
-  static void merge(std::vector<Axis>& axes) {
-    std::vector<Axis> merged;
-    for (const Axis& b : axes) {
-      if (b.size == 1) continue;
-      if (!merged.empty()) {
-        Axis& a = merged.back();
-        if (a.x == b.x * b.size && a.out == b.out * b.size && a.y == b.y * b.size && a.grad == b.grad * b.size &&
-            a.stats == b.stats * b.size && a.mask == b.mask * b.size && a.set == b.set * b.size) {
-          a = {a.size * b.size, b.x, b.out, b.y, b.grad, b.mask, b.stats, b.set};
-          continue;
-        }
-      }
-      merged.push_back(b);
-    }
-    axes = merged;
-  }
-
-  void read_params(const Tensor& coefs, const Tensor& knots, int64_t sets) {
-    coefs_ = read(coefs);
-    std::vector<double> values = read(knots);
-    size_t order = static_cast<size_t>(job.order), all = static_cast<size_t>(sets) * 4 * order;
-    auto fill = [&]<class C>(std::vector<C>& params) {
-      params.resize(all);
-      for (size_t set = 0; set < static_cast<size_t>(sets); ++set) {
-        for (size_t n = 0; n < order; ++n) {
-          for (size_t side = 0; side < 2; ++side) {
-            size_t from = (set * order + n) * 2 + side;
-            params[(set * 4 + side) * order + n] = static_cast<C>(coefs_[from]);
-            params[(set * 4 + 2 + side) * order + n] = static_cast<C>(values[from]);
-          }
-        }
-      }
-      job.params = params.data();
-    };
-    if (job.dtype == DType::f64) {
-      fill(params_f64_);
-    } else {
-      fill(params_f32_);
-    }
-  }
-
-  int64_t set_of_run(int64_t run) const {
-    int64_t set = 0;
-    for (size_t a = run_axes_; a-- > 0;) {
-      set += run % job.sizes[a] * job.set_strides[a];
-      run /= job.sizes[a];
-    }
-    return set;
-  }
-};
-
-Kind kind_of(int64_t kind) {
-  STD_TORCH_CHECK(kind >= 0 && kind <= 2, "multimax: unknown kind ", kind);
-  return static_cast<Kind>(kind);
-}
-
-bool half_precision(const Tensor& x) { return dtype_of(x) == DType::bf16 || dtype_of(x) == DType::f16; }
-
-// The output, and, in half precision and but for modulate, the rows' statistics: (2, *x's shape without dim).
-std::tuple<Tensor, Tensor> rows_forward(const Tensor& x, const Tensor& coefs, const Tensor& knots,
-                                        const std::optional<Tensor>& mask, int64_t dim, int64_t kind) {
-  Kind k = kind_of(kind);
-  bool with_stats = half_precision(x) && k != Kind::modulate;
-  std::vector<int64_t> shape = {0};
-  if (with_stats) {
-    shape = {2};
-    for (int64_t a = 0; a < x.dim(); ++a) {
-      if (a != dim) shape.push_back(x.size(a));
-    }
-  }
-  Tensor stats = torch::stable::new_empty(x, shape, ScalarType::Float);
-  Tensor out = torch::stable::empty_like(x);
-  const RowKernels& chosen = kernels();  // once: it may be changed from another thread
-  Plan plan(chosen, k, x, coefs, knots, mask, dim, nullptr, with_stats ? &stats : nullptr, nullptr, out);
-  plan.run(chosen, false);
-  return {out, stats};
-}
-
-// `saved` is the forward's statistics in half precision, its output otherwise; modulate does without. The gradients of
-// the parameters are empty unless asked for.
-std::tuple<Tensor, Tensor, Tensor> rows_backward(const Tensor& grad, const Tensor& x,
-                                                 const std::optional<Tensor>& saved, const Tensor& coefs,
-                                                 const Tensor& knots, const std::optional<Tensor>& mask, int64_t dim,
-                                                 int64_t kind, bool params_grad) {
-  Kind k = kind_of(kind);
-  STD_TORCH_CHECK(k == Kind::modulate || saved.has_value(), "multimax: this backward needs the forward's result");
-  const Tensor* needed = k == Kind::modulate ? nullptr : &*saved;
-  std::vector<int64_t> shape = {0};
-  if (params_grad) shape.assign(coefs.sizes().begin(), coefs.sizes().end());
-  Tensor grad_coefs = torch::stable::new_empty(coefs, shape);
-  Tensor grad_knots = torch::stable::new_empty(knots, shape);
-  Tensor out = torch::stable::empty_like(x);
-  bool half = half_precision(x);
-  const RowKernels& chosen = kernels();  // once: it may be changed from another thread
-  Plan plan(chosen, k, x, coefs, knots, mask, dim, half ? nullptr : needed, half ? needed : nullptr, &grad, out);
-  if (params_grad) plan.want_sums();
-  plan.run(chosen, true);
-  if (params_grad) plan.finish(grad_coefs, grad_knots);
-  return {out, grad_coefs, grad_knots};
-}
-
-}  // namespace
 }  // namespace multimax
 
-STABLE_TORCH_LIBRARY(multimax, m) {
-  m.def("rows_forward(Tensor x, Tensor coefs, Tensor knots, Tensor? mask, int dim, int kind) -> (Tensor, Tensor)");
-  m.def(
-      "rows_backward(Tensor grad, Tensor x, Tensor? saved, Tensor coefs, Tensor knots, Tensor? mask, int dim, int "
-      "kind, "
-      "bool params_grad) -> (Tensor, Tensor, Tensor)");
-  m.def("use_isa(int isa) -> int");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(multimax, CPU, m) {
-  m.impl("rows_forward", TORCH_BOX(&multimax::rows_forward));
-  m.impl("rows_backward", TORCH_BOX(&multimax::rows_backward));
-}
+STABLE_TORCH_LIBRARY(multimax, m) { m.def("use_isa(int isa) -> int"); }
 
 STABLE_TORCH_LIBRARY_IMPL(multimax, CompositeExplicitAutograd, m) { m.impl("use_isa", TORCH_BOX(&multimax::use_isa)); }

@@ -1,0 +1,97 @@
+// MultiMax attention: what one call has to do, free of torch.
+//
+// B batches (or packed sequences), H query heads in groups of `group` that share a key head, Lq queries, Lk keys, D and
+// Dv entries a head. For query i and key j
+//     x_ij = scale q_i k_j + bias_ij,   s_ij = sigma(x_ij) + mask_ij,   p_i = softmax(s_i),   out_i = sum_j p_ij v_j.
+#pragma once
+
+#include <cstdint>
+
+#include "rows.h"
+
+namespace multimax {
+
+// (B, H, L, D) with entries of a row side by side; strides in elements.
+struct Heads {
+  void* data = nullptr;
+  int64_t batch = 0, head = 0, row = 0;
+};
+
+enum class ScoreType { none, boolean, f32, bf16, f16 };
+
+// (B, H, Lq, Lk), stride 0 where it is the same for all; columns lie side by side or are all the same.
+struct Scores {
+  void* data = nullptr;
+  ScoreType type = ScoreType::none;
+  int64_t batch = 0, head = 0, row = 0, column = 0;
+};
+
+struct Dropout {
+  bool on;
+  uint64_t seed;
+  uint32_t below;  // an entry whose hash lies below is dropped
+  float scale;     // of those that stay
+};
+
+struct AttentionJob {
+  DType dtype;
+  int order;
+  int64_t batches, heads, group, queries, keys, width, value_width;
+  // packed sequences: where each begins, (B + 1) each; rows of all of them follow one another, and batch strides are 0
+  const int64_t *query_starts, *key_starts;
+
+  float scale;
+  // Key j takes part for query i if j <= i (causal), and if -left <= j - (i + Lk - Lq) <= right; negative: no bound.
+  bool causal;
+  int64_t left, right;
+  Dropout dropout;
+
+  Heads query, key, value, out;
+  Scores mask, bias;
+  const float* params;  // (sets, 4, order): lower, upper coefs, lower, upper knots
+  int64_t set_of_head;  // 0: one set for all, 1: one a head
+
+  // (2, rows): each row's largest s and its sum of exp(s - largest); rows are (B, H, Lq), or (H, all rows) if packed
+  float* stats;
+  int64_t stats_batch, stats_head, stats_plane;
+
+  // Backward. An item holds the key blocks of one chunk, for batches and key heads that share a gradient of the bias.
+  Heads grad_out, grad_key, grad_value;
+  Scores grad_bias;    // float32, zero before
+  const float* delta;  // like a plane of stats: sum of grad_out out, less the gradient of the log-sum
+  // (chunks, rows as in stats, width padded to 16), float32, zero before; scale is applied
+  float* grad_query;
+  int64_t grad_query_chunk;
+  int64_t chunks, chunk_keys;
+  int64_t owners, owner_batches, owner_key_heads;  // batches and key heads of one owner
+  double* sums;  // (items, heads of an owner if set_of_head else 1, 4 order); null where not needed
+
+  int64_t key_heads() const { return heads / group; }
+  int64_t sets_of_item() const { return set_of_head ? owner_key_heads * group : 1; }
+};
+
+struct AttentionKernels {
+  int64_t (*forward_items)(const AttentionJob&);
+  int64_t (*scratch_bytes)(const AttentionJob&, bool backward);  // that one thread needs, aligned to 64
+  void (*forward)(const AttentionJob&, int64_t first_item, int64_t last_item, void* scratch);
+  // delta for rows [first, last) of (B, H, Lq): out and grad_out given, grad_lse like a plane of stats or null
+  void (*delta)(const AttentionJob&, const float* grad_lse, float* delta, int64_t first, int64_t last);
+  void (*backward)(const AttentionJob&, int64_t first_item, int64_t last_item, void* scratch);
+  // the chunks' gradients of the query, added up for rows [first, last)
+  void (*collect)(const AttentionJob&, const Heads& grad_query, int64_t first, int64_t last);
+};
+
+namespace baseline {
+extern const AttentionKernels attention_kernels;
+}
+namespace avx2 {
+extern const AttentionKernels attention_kernels;
+}
+namespace avx512 {
+extern const AttentionKernels attention_kernels;
+}
+namespace avx512_bf16 {
+extern const AttentionKernels attention_kernels;
+}
+
+}  // namespace multimax

@@ -1,0 +1,99 @@
+// Products of small matrices, the work of attention: C = A B on tiles that lie in the caches.
+#pragma once
+
+#include "simd.h"
+
+namespace multimax::MULTIMAX_ISA {
+
+enum class Start {
+  zero,    // C = A B
+  add,     // C += A B
+  scaled,  // C = diag(scale) C + A B
+};
+
+// A by the distances of its rows and columns, so that it may be transposed; B and C by the distance of their rows,
+// whose entries lie side by side. B and C have `columns` columns, a multiple of the vector's width.
+template <class S>
+struct Product {
+  using T = typename S::T;
+  using V = typename S::V;
+
+  // A block of C lives in registers: 24 (AVX-512) or 12 of them, the rest holds a row of B and an entry of A.
+  static constexpr int block_rows = 6;
+  static constexpr int block_vectors = sizeof(V) == 64 ? 4 : 2;
+
+  const T* a;
+  int64_t a_row, a_column;
+  const T* b;
+  int64_t b_row;
+  T* c;
+  int64_t c_row;
+  int64_t depth;
+  Start start;
+  const T* scale;  // one a row of C, for Start::scaled
+
+  template <int rows, int vectors>
+  MULTIMAX_INLINE void block(int64_t row, int64_t column) const {
+    const T* a = this->a + row * a_row;
+    const T* b = this->b + column;
+    T* c = this->c + row * c_row + column;
+    const int64_t a_row = this->a_row, a_column = this->a_column, b_row = this->b_row, c_row = this->c_row;
+    V sum[rows][vectors];
+    for (int r = 0; r < rows; ++r) {
+      for (int j = 0; j < vectors; ++j) sum[r][j] = start == Start::zero ? V{} : S::load(c + r * c_row + j * S::width);
+    }
+    if (start == Start::scaled) {
+      for (int r = 0; r < rows; ++r) {
+        for (int j = 0; j < vectors; ++j) sum[r][j] = sum[r][j] * S::set(scale[row + r]);
+      }
+    }
+    for (int64_t k = 0; k < depth; ++k) {
+      V of_b[vectors];
+      for (int j = 0; j < vectors; ++j) of_b[j] = S::load(b + j * S::width);
+      for (int r = 0; r < rows; ++r) {
+        V of_a = S::set(a[r * a_row]);
+        for (int j = 0; j < vectors; ++j) sum[r][j] = sum[r][j] + of_a * of_b[j];
+      }
+      a += a_column;
+      b += b_row;
+    }
+    for (int r = 0; r < rows; ++r) {
+      for (int j = 0; j < vectors; ++j) S::store(c + r * c_row + j * S::width, sum[r][j]);
+    }
+  }
+
+  template <int vectors>
+  __attribute__((noinline)) void panel(int64_t rows, int64_t column) const {
+    int64_t row = 0;
+    for (; row + block_rows <= rows; row += block_rows) block<block_rows, vectors>(row, column);
+    switch (rows - row) {
+      case 5:
+        return block<5, vectors>(row, column);
+      case 4:
+        return block<4, vectors>(row, column);
+      case 3:
+        return block<3, vectors>(row, column);
+      case 2:
+        return block<2, vectors>(row, column);
+      case 1:
+        return block<1, vectors>(row, column);
+    }
+  }
+
+  void run(int64_t rows, int64_t columns) const {
+    int64_t column = 0;
+    for (; column + block_vectors * S::width <= columns; column += block_vectors * S::width) {
+      panel<block_vectors>(rows, column);
+    }
+    switch ((columns - column) / S::width) {
+      case 3:
+        return panel<(block_vectors > 3 ? 3 : 1)>(rows, column);
+      case 2:
+        return panel<(block_vectors > 2 ? 2 : 1)>(rows, column);
+      case 1:
+        return panel<1>(rows, column);
+    }
+  }
+};
+
+}  // namespace multimax::MULTIMAX_ISA
