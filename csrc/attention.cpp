@@ -79,6 +79,16 @@ inline void narrow_row(T* to, const float* from, int64_t n, V factor) {
   if (i < n) M::store(to + i, S::load(from + i) * factor, static_cast<int>(n - i));
 }
 
+// what rounding took in narrow_row
+template <class T>
+inline void lost_row(T* to, const T* rounded, const float* from, int64_t n, V factor) {
+  using M = Memory<S, T>;
+  int64_t i = 0;
+  for (; i + S::width <= n; i += S::width) M::store(to + i, S::load(from + i) * factor - M::load(rounded + i));
+  int left = static_cast<int>(n - i);
+  if (left) M::store(to + i, S::load(from + i) * factor - M::load(rounded + i, left), left);
+}
+
 // rows of a matrix as float32, padded; those beyond the matrix's end are zero
 template <class T>
 void pack(float* to, int64_t to_row, const T* from, int64_t from_row, int64_t rows, int64_t all_rows, int64_t width,
@@ -479,7 +489,12 @@ struct Forward {
       if (top == minus_infinity<float>() && total == 0) top = 0;  // nothing took part
       float norm = total == 0 ? 0 : 1 / total;
       int64_t row = sequence.first_query + query + r;
-      narrow_row(row_of<T>(job.out, b, head, row), out + r * padded(job.value_width), job.value_width, S::set(norm));
+      T* home = row_of<T>(job.out, b, head, row);
+      narrow_row(home, out + r * padded(job.value_width), job.value_width, S::set(norm));
+      if (job.rest.data) {
+        lost_row(row_of<T>(job.rest, b, head, row), home, out + r * padded(job.value_width), job.value_width,
+                 S::set(norm));
+      }
       float* stats = job.stats + b * job.stats_batch + head * job.stats_head + row;
       stats[0] = top;
       stats[job.stats_plane] = total;
@@ -804,12 +819,17 @@ void delta(const AttentionJob& job, const float* grad_lse, float* to, int64_t fi
   using M = Memory<S, T>;
   for (int64_t row = first; row < last; ++row) {
     Row at(job, row);
-    const T *a = row_of<const T>(job.out, at.b, at.head, at.i), *g = row_of<const T>(job.grad_out, at.b, at.head, at.i);
+    const T* g = row_of<const T>(job.grad_out, at.b, at.head, at.i);
     V sum{};
-    int64_t i = 0;
-    for (; i + S::width <= job.value_width; i += S::width) sum = sum + M::load(a + i) * M::load(g + i);
-    int rest = static_cast<int>(job.value_width - i);
-    if (rest) sum = sum + M::load(a + i, rest) * M::load(g + i, rest);
+    const Heads parts[] = {job.rest, job.out};
+    for (const Heads& part : parts) {
+      if (part.data == nullptr) continue;
+      const T* a = row_of<const T>(part, at.b, at.head, at.i);
+      int64_t i = 0;
+      for (; i + S::width <= job.value_width; i += S::width) sum = sum + M::load(a + i) * M::load(g + i);
+      int left = static_cast<int>(job.value_width - i);
+      if (left) sum = sum + M::load(a + i, left) * M::load(g + i, left);
+    }
     to[row] = S::sum(sum) - (grad_lse ? grad_lse[row] : 0);
   }
 }

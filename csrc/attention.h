@@ -47,6 +47,7 @@ struct AttentionJob {
   Dropout dropout;
 
   Heads query, key, value, out;
+  Heads rest;  // half precision, for the backward: what rounding took from out; null where not needed
   Scores mask, bias;
   const float* params;  // (sets, 4, order): lower, upper coefs, lower, upper knots
   int64_t set_of_head;  // 0: one set for all, 1: one a head

@@ -144,9 +144,14 @@ class Attention {
     return scores;
   }
 
-  void use_out(const Tensor& out, const Tensor& stats) {
+  // rest: empty where there is none
+  void use_out(const Tensor& out, const Tensor& stats, const Tensor& rest) {
     job.out = heads_of(out, "out");
-    if (job.query_starts) job.out.batch = 0;
+    if (rest.numel() != 0) {
+      for (int64_t i = 0; i < 4; ++i) same_size(rest.size(i), out.size(i), "a dim of rest");
+      job.rest = heads_of(rest, "rest");
+    }
+    if (job.query_starts) job.out.batch = job.rest.batch = 0;
     same_size(stats.numel(), 2 * rows_, "stats");
     STD_TORCH_CHECK(stats.is_contiguous() && dtype_of(stats) == DType::f32, "multimax: stats do not fit");
     job.stats = static_cast<float*>(data_of(stats));
@@ -191,22 +196,27 @@ Tensor new_heads(const Tensor& like, int64_t length, int64_t width) {
   return torch::stable::transpose(torch::stable::new_empty(like, {b, length, h, width}), 1, 2);
 }
 
-// The output, and each row's largest score and sum, (2, B, H, Lq).
-std::tuple<Tensor, Tensor> attention_forward(const Tensor& query, const Tensor& key, const Tensor& value,
-                                             const Tensor& coefs, const Tensor& knots, const OptionalTensor& mask,
-                                             const OptionalTensor& bias, const OptionalTensor& query_starts,
-                                             const OptionalTensor& key_starts, const OptionalTensor& seed,
-                                             double dropout_p, double scale, bool causal, int64_t left, int64_t right) {
+// The output, each row's largest score and sum, (2, B, H, Lq), and, in half precision and if the backward is to follow,
+// what rounding took from the output: the parameters' gradients would show it.
+std::tuple<Tensor, Tensor, Tensor> attention_forward(const Tensor& query, const Tensor& key, const Tensor& value,
+                                                     const Tensor& coefs, const Tensor& knots,
+                                                     const OptionalTensor& mask, const OptionalTensor& bias,
+                                                     const OptionalTensor& query_starts,
+                                                     const OptionalTensor& key_starts, const OptionalTensor& seed,
+                                                     double dropout_p, double scale, bool causal, int64_t left,
+                                                     int64_t right, bool for_backward) {
   Attention plan(query, key, value, coefs, knots, mask, bias, query_starts, key_starts, seed,
                  {dropout_p, scale, causal, left, right});
   Tensor out = new_heads(query, query.size(2), value.size(3));
   Tensor stats = torch::stable::new_empty(query, {2, query.size(0), query.size(1), query.size(2)}, ScalarType::Float);
-  plan.use_out(out, stats);
+  bool with_rest = for_backward && plan.job.dtype != DType::f32;
+  Tensor rest = with_rest ? new_heads(query, query.size(2), value.size(3)) : torch::stable::new_empty(query, {0});
+  plan.use_out(out, stats, rest);
   const AttentionJob& job = plan.job;
   const AttentionKernels& chosen = *kernels().attention;
   share(plan.rows() == 0 ? 0 : chosen.forward_items(job), 1, chosen.scratch_bytes(job, false),
         [&](int64_t first, int64_t last, void* scratch) { chosen.forward(job, first, last, scratch); });
-  return {out, stats};
+  return {out, stats, rest};
 }
 
 // Gradients of query, key, value, coefs, knots and bias; those of parameters and bias are empty unless asked for.
@@ -214,11 +224,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward(
     const Tensor& grad_out, const OptionalTensor& grad_lse, const Tensor& query, const Tensor& key, const Tensor& value,
     const Tensor& coefs, const Tensor& knots, const OptionalTensor& mask, const OptionalTensor& bias,
     const OptionalTensor& query_starts, const OptionalTensor& key_starts, const OptionalTensor& seed, const Tensor& out,
-    const Tensor& stats, double dropout_p, double scale, bool causal, int64_t left, int64_t right, bool params_grad,
-    bool bias_grad) {
+    const Tensor& stats, const Tensor& rest, double dropout_p, double scale, bool causal, int64_t left, int64_t right,
+    bool params_grad, bool bias_grad) {
   Attention plan(query, key, value, coefs, knots, mask, bias, query_starts, key_starts, seed,
                  {dropout_p, scale, causal, left, right});
-  plan.use_out(out, stats);
+  plan.use_out(out, stats, rest);
   AttentionJob& job = plan.job;
   bool packed = job.query_starts != nullptr;
   job.grad_out = heads_of(grad_out, "grad_out");
@@ -310,11 +320,11 @@ STABLE_TORCH_LIBRARY_FRAGMENT(multimax, m) {
   m.def(
       "attention_forward(Tensor query, Tensor key, Tensor value, Tensor coefs, Tensor knots, Tensor? mask, "
       "Tensor? bias, Tensor? query_starts, Tensor? key_starts, Tensor? seed, float dropout_p, float scale, "
-      "bool causal, int left, int right) -> (Tensor, Tensor)");
+      "bool causal, int left, int right, bool for_backward) -> (Tensor, Tensor, Tensor)");
   m.def(
       "attention_backward(Tensor grad_out, Tensor? grad_lse, Tensor query, Tensor key, Tensor value, Tensor coefs, "
       "Tensor knots, Tensor? mask, Tensor? bias, Tensor? query_starts, Tensor? key_starts, Tensor? seed, Tensor out, "
-      "Tensor stats, float dropout_p, float scale, bool causal, int left, int right, bool params_grad, "
+      "Tensor stats, Tensor rest, float dropout_p, float scale, bool causal, int left, int right, bool params_grad, "
       "bool bias_grad) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 }
 

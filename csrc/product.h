@@ -38,15 +38,7 @@ struct Product {
     const T* b = this->b + column;
     T* c = this->c + row * c_row + column;
     const int64_t a_row = this->a_row, a_column = this->a_column, b_row = this->b_row, c_row = this->c_row;
-    V sum[rows][vectors];
-    for (int r = 0; r < rows; ++r) {
-      for (int j = 0; j < vectors; ++j) sum[r][j] = start == Start::zero ? V{} : S::load(c + r * c_row + j * S::width);
-    }
-    if (start == Start::scaled) {
-      for (int r = 0; r < rows; ++r) {
-        for (int j = 0; j < vectors; ++j) sum[r][j] = sum[r][j] * S::set(scale[row + r]);
-      }
-    }
+    V sum[rows][vectors] = {};
     for (int64_t k = 0; k < depth; ++k) {
       V of_b[vectors];
       for (int j = 0; j < vectors; ++j) of_b[j] = S::load(b + j * S::width);
@@ -57,8 +49,13 @@ struct Product {
       a += a_column;
       b += b_row;
     }
+    // C comes last: what it holds may be the sum of many products, and rounding at its size once is enough
     for (int r = 0; r < rows; ++r) {
-      for (int j = 0; j < vectors; ++j) S::store(c + r * c_row + j * S::width, sum[r][j]);
+      const V factor = S::set(start == Start::scaled ? scale[row + r] : 1);
+      for (int j = 0; j < vectors; ++j) {
+        T* at = c + r * c_row + j * S::width;
+        S::store(at, start == Start::zero ? sum[r][j] : S::load(at) * factor + sum[r][j]);
+      }
     }
   }
 

@@ -151,7 +151,9 @@ def test_instruction_set_by_environment() -> None:
     assert run("-c", code, MULTIMAX_ISA="baseline").stdout.strip() == "baseline"
     failed = run("-c", code, MULTIMAX_ISA="mmx")
     assert failed.returncode != 0
-    assert "multimax: expected an instruction set out of baseline, avx2, avx512, avx512_bf16, got 'mmx'" in failed.stderr
+    assert (
+        "multimax: expected an instruction set out of baseline, avx2, avx512, avx512_bf16, got 'mmx'" in failed.stderr
+    )
 
 
 TRY = """

@@ -3,6 +3,7 @@
 from importlib.metadata import version as _version
 
 from multimax import metrics
+from multimax.attention import merge_attention, multimax_attention, multimax_attention_varlen
 from multimax.functional import log_multimax, modulate, multimax
 from multimax.modules import MultiMax
 from multimax.parameters import from_paper, from_published, to_paper
@@ -16,9 +17,12 @@ __all__ = [
     "from_paper",
     "from_published",
     "log_multimax",
+    "merge_attention",
     "metrics",
     "modulate",
     "multimax",
+    "multimax_attention",
+    "multimax_attention_varlen",
     "presets",
     "to_paper",
 ]

@@ -115,3 +115,98 @@ def mask_for(x: Tensor, mask: object) -> Tensor | None:
         raise ValueError(
             f"multimax: expected a mask that broadcasts to the input's shape {shape(x)}, got {shape(mask)}"
         ) from None
+
+
+def number(name: str, value: object, low: float, high: float) -> float:
+    """A number of an interval, its ends included."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise TypeError(f"multimax: expected {name} to be a number, got {type(value).__name__}")
+    if not low <= value <= high:
+        raise ValueError(f"multimax: expected {name} in [{low:g}, {high:g}], got {value}")
+    return float(value)
+
+
+def attention_inputs(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool, shapes: str) -> None:
+    """Query, key and value that belong together; heads on dim -3, entries on -1, lengths on -2."""
+    for name, own in (("query", query), ("key", key), ("value", value)):
+        tensor(name, own)
+        if own.ndim < 2:
+            raise ValueError(f"multimax: expected {name} of shape {shapes}, got {shape(own)}")
+        same_device(name, own, query)
+        if own.dtype != query.dtype:
+            raise TypeError(f"multimax: expected {name} of the query's dtype, {query.dtype}, got {own.dtype}")
+        if own.ndim != query.ndim:
+            raise ValueError(f"multimax: expected {name} of as many dims as the query, {query.ndim}, got {own.ndim}")
+    if key.shape[-1] != query.shape[-1]:
+        raise ValueError(
+            f"multimax: expected key of the query's last size, {query.shape[-1]}, got {shape(key)} for {shape(query)}"
+        )
+    if value.shape[-2] != key.shape[-2]:
+        raise ValueError(f"multimax: expected value of the key's length, {key.shape[-2]}, got {shape(value)}")
+    if query.ndim < 3:
+        return
+    heads, key_heads, value_heads = (own.shape[-3] for own in (query, key, value))
+    if key_heads != value_heads:
+        raise ValueError(f"multimax: expected value of as many heads as the key, {key_heads}, got {value_heads}")
+    if enable_gqa:
+        if key_heads == 0 or heads % key_heads:
+            raise ValueError(f"multimax: expected query heads in groups of the key's {key_heads} heads, got {heads}")
+    elif key_heads != heads:
+        remedy = "; enable_gqa=True shares key heads" if key_heads and heads % key_heads == 0 else ""
+        raise ValueError(f"multimax: expected key of as many heads as the query, {heads}, got {key_heads}{remedy}")
+
+
+def attention_parameters(query: Tensor, coefs: Tensor, knots: Tensor, heads: int) -> None:
+    """One set, or one a head."""
+    pair(coefs, knots)
+    same_device("coefs", coefs, query)
+    same_device("knots", knots, query)
+    if coefs.ndim > 3 or (coefs.ndim == 3 and coefs.shape[0] not in (1, heads)):
+        raise ValueError(
+            f"multimax: expected coefs of shape (order, 2) or ({heads}, order, 2) for {heads} heads, got {shape(coefs)}"
+        )
+
+
+def scores(name: str, value: object, query: Tensor, full: tuple[int, ...], boolean: bool) -> None:
+    """A mask or a bias that broadcasts to the scores."""
+    kind = "a boolean or floating-point tensor" if boolean else "a floating-point tensor"
+    if not isinstance(value, Tensor) or (value.dtype not in DTYPES and not (boolean and value.dtype == torch.bool)):
+        got = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise TypeError(f"multimax: expected {name} to be {kind}, got {got}")
+    dense(name, value)
+    same_device(name, value, query)
+    own = tuple(value.shape)
+    if len(own) > len(full) or any(size not in (1, all_) for size, all_ in zip(own[::-1], full[::-1], strict=False)):
+        raise ValueError(f"multimax: expected {name} that broadcasts to the scores' shape {full}, got {own}")
+
+
+def window_bounds(window: object) -> tuple[int, int]:
+    """(left, right), -1 where there is no bound."""
+    if window is None:
+        return -1, -1
+    remedy = "(w - 1, 0) is a causal window of w keys, None in it is no bound"
+    if not isinstance(window, tuple) or len(window) != 2:
+        raise TypeError(f"multimax: expected window to be a pair (left, right), got {window!r}; {remedy}")
+    for bound in window:
+        if bound is not None and (not isinstance(bound, int) or isinstance(bound, bool) or bound < 0):
+            raise ValueError(f"multimax: expected window of ints of at least 0 or None, got {window!r}; {remedy}")
+    left, right = (-1 if bound is None else bound for bound in window)
+    return left, right
+
+
+def starts(name: str, value: object, query: Tensor) -> None:
+    """Where packed sequences begin and end."""
+    if not isinstance(value, Tensor) or value.dtype not in (torch.int32, torch.int64) or value.ndim != 1:
+        got = f"{value.dtype} of shape {shape(value)}" if isinstance(value, Tensor) else type(value).__name__
+        raise TypeError(f"multimax: expected {name} to be a tensor of int32 or int64 of shape (B + 1,), got {got}")
+    same_device(name, value, query)
+    if value.shape[0] < 1:
+        raise ValueError(f"multimax: expected {name} of shape (B + 1,), got {shape(value)}")
+
+
+def rising(name: str, value: Tensor, total: int) -> list[int]:
+    """The starts' values: from 0 to the number of rows, none below its predecessor."""
+    values: list[int] = value.tolist()
+    if values[0] != 0 or values[-1] != total or sorted(values) != values:
+        raise ValueError(f"multimax: expected {name} to rise from 0 to {total}, the number of its rows, got {values}")
+    return values

@@ -10,8 +10,8 @@ from multimax import checks, ops, reference
 _warned = False
 
 
-def choose(impl: str, device: torch.device) -> str:
-    """The path to take: "cpu" or "reference"."""
+def choose(impl: str, device: torch.device, why_not_cpu: str | None = None) -> str:
+    """The path to take: "cpu" or "reference", the latter on any device if there is a reason why the kernels cannot."""
     global _warned
     checks.choice("impl", impl, checks.IMPLS)
     if impl == "reference":
@@ -25,9 +25,11 @@ def choose(impl: str, device: torch.device) -> str:
             raise RuntimeError("multimax: impl='cpu' cannot run: it has no forward-mode derivatives; use 'auto'")
         if device.type != "cpu":
             raise RuntimeError(f"multimax: impl='cpu' cannot run: the input is on {device}; use 'auto' or 'reference'")
-        if ops.unavailable:
-            raise RuntimeError(f"multimax: impl='cpu' cannot run: {ops.unavailable}")
+        if why_not_cpu or ops.unavailable:
+            raise RuntimeError(f"multimax: impl='cpu' cannot run: {why_not_cpu or ops.unavailable}")
         return impl
+    if why_not_cpu:
+        return "reference"
     if device.type == "cpu" and ops.unavailable:
         if not _warned:
             _warned = True

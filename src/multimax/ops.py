@@ -52,7 +52,7 @@ def _saves(x: Tensor, kind: int) -> str | None:
     return "stats" if x.dtype in (torch.float16, torch.bfloat16) else "output"
 
 
-def _one_device(*tensors: Tensor | None) -> None:
+def one_device(*tensors: Tensor | None) -> None:
     """What the real operation gets from the dispatcher, the fake has to see to itself."""
     devices = {tensor.device for tensor in tensors if tensor is not None}
     if len(devices) > 1:
@@ -67,7 +67,7 @@ if unavailable is None:
 
     @torch.library.register_fake("multimax::rows_forward")
     def _(x: Tensor, coefs: Tensor, knots: Tensor, mask: Tensor | None, dim: int, kind: int) -> tuple[Tensor, Tensor]:
-        _one_device(x, coefs, knots, mask)
+        one_device(x, coefs, knots, mask)
         rows = (2, *x.shape[:dim], *x.shape[dim + 1 :])
         size = rows if _saves(x, kind) == "stats" else (0,)
         return torch.empty_like(x), x.new_empty(size, dtype=torch.float32)
@@ -84,7 +84,7 @@ if unavailable is None:
         kind: int,
         params_grad: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        _one_device(grad, x, saved, coefs, knots, mask)
+        one_device(grad, x, saved, coefs, knots, mask)
         size = coefs.shape if params_grad else (0,)
         return torch.empty_like(x), coefs.new_empty(size), knots.new_empty(size)
 
@@ -112,7 +112,7 @@ def _reference(kind: int, dim: int, mask: Tensor | None) -> Callable[..., Tensor
     return partial(getattr(reference, KINDS[kind]), dim=dim, mask=mask)
 
 
-def _traced(*tensors: Tensor) -> bool:
+def traced(*tensors: Tensor) -> bool:
     """Whether a call has to go through autograd: the raw operation is quicker, but knows nothing of gradients and of
     torch.func's transforms."""
     needs_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
@@ -146,8 +146,8 @@ class Rows(torch.autograd.Function):
             return (None,) * 6
         params_grad = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
         x, saved, coefs, knots, mask = ctx.saved_tensors
-        traced = _traced(grads[0], x, coefs, knots)
-        backward = RowsBackward.apply if traced else torch.ops.multimax.rows_backward.default
+        differentiable = traced(grads[0], x, coefs, knots)
+        backward = RowsBackward.apply if differentiable else torch.ops.multimax.rows_backward.default
         result = backward(grads[0], x, saved, coefs, knots, mask, ctx.dim, ctx.kind, params_grad)
         grad_x, grad_coefs, grad_knots = result
         if not params_grad:
@@ -244,7 +244,7 @@ def rows(x: Tensor, coefs: Tensor, knots: Tensor, mask: Tensor | None, dim: int,
     if x.ndim == 0:
         return rows(x[None], coefs, knots, None if mask is None else mask[None], 0, kind)[0]
     apply: Callable[..., tuple[Tensor, Tensor]] = torch.ops.multimax.rows_forward.default
-    if _traced(x, coefs, knots):
+    if traced(x, coefs, knots):
         # Rows.apply inspects signatures at every call, for the sake of torch.func and the compiler: 50 microseconds
         plain = not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
         apply = super(torch.autograd.Function, Rows).apply if plain else Rows.apply
