@@ -78,6 +78,19 @@ struct Product {
   }
 
   void run(int64_t rows, int64_t columns) const {
+    constexpr int64_t most = 64;  // terms summed in one go: sums of sums round less
+    if (depth <= most) return once(rows, columns);
+    Product part = *this;
+    for (int64_t done = 0; done < depth; done += most) {
+      part.depth = depth - done < most ? depth - done : most;
+      part.once(rows, columns);
+      part.a += most * a_column;
+      part.b += most * b_row;
+      part.start = Start::add;
+    }
+  }
+
+  void once(int64_t rows, int64_t columns) const {
     int64_t column = 0;
     for (; column + block_vectors * S::width <= columns; column += block_vectors * S::width) {
       panel<block_vectors>(rows, column);

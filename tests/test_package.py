@@ -33,13 +33,17 @@ def run(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
 def test_public_names() -> None:
     assert multimax.__all__ == [
         "MultiMax",
+        "MultiheadAttention",
         "__version__",
         "from_paper",
         "from_published",
         "log_multimax",
+        "merge_attention",
         "metrics",
         "modulate",
         "multimax",
+        "multimax_attention",
+        "multimax_attention_varlen",
         "presets",
         "to_paper",
     ]

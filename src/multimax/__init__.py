@@ -5,7 +5,7 @@ from importlib.metadata import version as _version
 from multimax import metrics
 from multimax.attention import merge_attention, multimax_attention, multimax_attention_varlen
 from multimax.functional import log_multimax, modulate, multimax
-from multimax.modules import MultiMax
+from multimax.modules import MultiheadAttention, MultiMax
 from multimax.parameters import from_paper, from_published, to_paper
 from multimax.presets import presets
 
@@ -13,6 +13,7 @@ __version__ = _version("multimax")
 
 __all__ = [
     "MultiMax",
+    "MultiheadAttention",
     "__version__",
     "from_paper",
     "from_published",
