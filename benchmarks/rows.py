@@ -17,15 +17,9 @@ are none then, and what differs is the work itself.
 """
 
 import argparse
-import ctypes
-import datetime
 import json
 import math
-import os
-import platform
-import resource
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,12 +27,12 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+import measuring
 import multimax
-from multimax import ops, reference
+from multimax import reference
 
 SHAPES = [(8, 6, 197, 197), (8192, 1000), (512, 32000), (4, 12, 1024, 1024)]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-SLOW = 0.2  # seconds: what takes longer and is far off anyway gets two turns only
 EAGER = ("reference, eager", "published, torch.jit")
 RESULTS = Path(__file__).parent / "results" / "rows.json"
 Function = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -80,36 +74,6 @@ def check(name: str, function: Function, x: Tensor, coefs: Tensor, knots: Tensor
         raise AssertionError(f"{name} is off by {error} on {tuple(x.shape)} {x.dtype}")
 
 
-def peak_memory(run: Callable[[], object]) -> int | None:
-    """Bytes by which the process grows at most while it runs; None where the system does not tell."""
-
-    def status(field: str) -> int:
-        line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
-        return int(line.split()[1]) * 1024
-
-    try:
-        ctypes.CDLL(None).malloc_trim(0)  # memory that was kept for reuse must count again
-        Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
-        before = status("VmRSS")
-        run()
-        return max(status("VmHWM") - before, 0)
-    except (OSError, AttributeError, StopIteration):
-        return None
-
-
-def keep_memory() -> None:
-    """Tells the C library to keep what is freed."""
-    libc = ctypes.CDLL(None)
-    trim_threshold, mmap_max = -1, -4  # as in malloc.h
-    if not (libc.mallopt(trim_threshold, -1) and libc.mallopt(mmap_max, 0)):
-        raise OSError("mallopt refused: --keep-memory needs glibc")
-
-
-def page_faults() -> int:
-    """Pages the system had to provide so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-
-
 def measure(shape: tuple[int, ...], dtype: torch.dtype, backward: bool, seconds: float, quick: bool) -> list[dict]:
     """One row a competitor."""
     torch.manual_seed(0)
@@ -131,30 +95,17 @@ def measure(shape: tuple[int, ...], dtype: torch.dtype, backward: bool, seconds:
 
     torch._dynamo.reset()  # else the compiler gives up after a few shapes, and plain PyTorch is timed in its name
     functions = competitors(quick)
-    times: dict[str, list[float]] = {name: [] for name in functions}
-    faults: dict[str, list[int]] = {name: [] for name in functions}
     memory = {}
     for name, function in functions.items():
         with torch.no_grad():
             check(name, function, x, coefs, knots)
         run(function)
         x.grad = None
-        peak = peak_memory(lambda function=function: run(function))
+        peak = measuring.peak_memory(lambda function=function: run(function))
         results = (2 if backward else 1) * x.numel() * x.element_size()
         memory[name] = None if peak is None else max(peak - results, 0)
-    order = list(functions)
-    start = time.perf_counter()
-    while time.perf_counter() - start < seconds or len(times["torch.softmax"]) < 9:
-        for name in order:
-            if name in EAGER and len(times[name]) >= 2 and times[name][-1] > SLOW:
-                continue
-            # what a turn finds of caches and freed memory is the work of the one before it; the first call mends that
-            run(functions[name])
-            before, begin = page_faults(), time.perf_counter()
-            run(functions[name])
-            times[name].append(time.perf_counter() - begin)
-            faults[name].append(page_faults() - before)
-        order = order[1:] + order[:1]
+    calls = {name: (lambda function=function: run(function)) for name, function in functions.items()}
+    times, faults = measuring.interleaved(calls, seconds, rounds=9, slow=EAGER)
     base = statistics.median(times["torch.softmax"])
     moved = (5 if backward else 2) * x.numel() * x.element_size()
     rows = []
@@ -180,25 +131,6 @@ def measure(shape: tuple[int, ...], dtype: torch.dtype, backward: bool, seconds:
             }
         )
     return rows
-
-
-def machine(kept: bool) -> dict:
-    """What the figures were taken on."""
-    cpu = platform.processor()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if "model name" in line]
-        cpu = names[0] if names else cpu
-    return {
-        "cpu": cpu,
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "isa": ops.use_isa(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "date": datetime.date.today().isoformat(),
-        "keep_memory": kept,
-    }
 
 
 def table(run: dict) -> str:
@@ -234,14 +166,6 @@ def table(run: dict) -> str:
     return "\n".join(lines).strip()
 
 
-def into_readme(text: str) -> None:
-    """The table between the README's two marks."""
-    path = Path(__file__).parent.parent / "README.md"
-    before, rest = path.read_text().split("<!-- benchmark -->\n")
-    after = rest.split("<!-- /benchmark -->")[1]
-    path.write_text(f"{before}<!-- benchmark -->\n{text}\n<!-- /benchmark -->{after}")
-
-
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -257,14 +181,14 @@ def main() -> None:
         print(table(json.loads(options.table.read_text())))
         return
     if options.readme:
-        into_readme(table(json.loads(options.readme.read_text())))
+        measuring.into_readme("benchmark", table(json.loads(options.readme.read_text())))
         return
     if options.keep_memory:
-        keep_memory()
+        measuring.keep_memory()
     if options.threads:
         torch.set_num_threads(options.threads)
     combinations = [(dtype, back, shape) for dtype in DTYPES.values() for back in (False, True) for shape in SHAPES]
-    run: dict = {"machine": machine(options.keep_memory), "rows": []}
+    run: dict = {"machine": measuring.machine(options.keep_memory), "rows": []}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     for dtype, back, shape in tqdm(combinations, unit="case"):
         run["rows"] += measure(shape, dtype, back, options.seconds, options.quick)

@@ -1,0 +1,101 @@
+"""What the benchmarks share: turns, memory, the machine, the README."""
+
+import ctypes
+import datetime
+import os
+import platform
+import resource
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from multimax import ops
+
+SLOW = 0.2  # seconds
+
+
+def interleaved(
+    calls: dict[str, Callable[[], object]], seconds: float, rounds: int, slow: Sequence[str] = ()
+) -> tuple[dict[str, list[float]], dict[str, list[int]]]:
+    """Times and page faults of each call, in turning order, for some seconds and a number of rounds at least.
+
+    A turn is two calls, of which the second counts: what a turn finds of caches and freed memory is the work of the one
+    before it, and the first call mends that. What is named in `slow`, and takes long, gets two turns only.
+    """
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    faults: dict[str, list[int]] = {name: [] for name in calls}
+    order = list(calls)
+    start = time.perf_counter()
+    while time.perf_counter() - start < seconds or any(
+        len(values) < rounds for name, values in times.items() if name not in slow
+    ):
+        for name in order:
+            if name in slow and len(times[name]) >= 2 and times[name][-1] > SLOW:
+                continue
+            if not times[name] or times[name][-1] < 1:  # caches matter little to what takes seconds
+                calls[name]()
+            before, begin = page_faults(), time.perf_counter()
+            calls[name]()
+            times[name].append(time.perf_counter() - begin)
+            faults[name].append(page_faults() - before)
+        order = order[1:] + order[:1]
+    return times, faults
+
+
+def peak_memory(run: Callable[[], object]) -> int | None:
+    """Bytes by which the process grows at most while it runs; None where the system does not tell."""
+
+    def status(field: str) -> int:
+        line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+        return int(line.split()[1]) * 1024
+
+    try:
+        ctypes.CDLL(None).malloc_trim(0)  # memory that was kept for reuse must count again
+        Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+        before = status("VmRSS")
+        run()
+        return max(status("VmHWM") - before, 0)
+    except (OSError, AttributeError, StopIteration):
+        return None
+
+
+def keep_memory() -> None:
+    """Tells the C library to keep what is freed."""
+    libc = ctypes.CDLL(None)
+    trim_threshold, mmap_max = -1, -4  # as in malloc.h
+    if not (libc.mallopt(trim_threshold, -1) and libc.mallopt(mmap_max, 0)):
+        raise OSError("mallopt refused: --keep-memory needs glibc")
+
+
+def page_faults() -> int:
+    """Pages the system had to provide so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def machine(kept: bool) -> dict:
+    """What the figures were taken on."""
+    cpu = platform.processor()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if "model name" in line]
+        cpu = names[0] if names else cpu
+    return {
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "isa": ops.use_isa(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "date": datetime.date.today().isoformat(),
+        "keep_memory": kept,
+    }
+
+
+def into_readme(mark: str, text: str) -> None:
+    """A table between two marks of the README."""
+    path = Path(__file__).parent.parent / "README.md"
+    before, rest = path.read_text().split(f"<!-- {mark} -->\n")
+    after = rest.split(f"<!-- /{mark} -->")[1]
+    path.write_text(f"{before}<!-- {mark} -->\n{text}\n<!-- /{mark} -->{after}")
