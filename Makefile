@@ -27,6 +27,7 @@ format: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/rows.py
+	$(BIN)/python benchmarks/attention.py
 
 # The kernels built with AddressSanitizer and UndefinedBehaviorSanitizer, and everything that runs them.
 # Leaks are not looked for: the interpreter has too many of its own.
@@ -36,7 +37,8 @@ sanitize: $(READY)
 	cp src/multimax/*.py $(SANITIZED)/multimax/
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH=$(SANITIZED) \
-	$(BIN)/python -m pytest tests/test_kernels.py tests/test_ops.py -k "not compile and not opcheck"
+	$(BIN)/python -m pytest tests/test_kernels.py tests/test_ops.py tests/test_attention.py tests/test_multihead.py \
+		-k "not compile and not opcheck and not export"
 
 $(READY): pyproject.toml setup.py constraints.txt $(wildcard csrc/*)
 	$(PYTHON) -m venv $(VENV)

@@ -643,9 +643,16 @@ struct Backward {
     }
   }
 
+  Vectors<S, N> slopes_of(int64_t head) const {
+    const float* set = job.params + head * job.set_of_head * 4 * job.order;
+    for (int i = 0; i < 2 * job.order; ++i) w.slopes[i] = set[i] * static_cast<float>(i % job.order + 1);
+    return Vectors<S, N>({job.order, w.slopes, w.slopes + job.order, set + 2 * job.order, set + 3 * job.order});
+  }
+
   // ds holds the gradient of p; it becomes that of x, and the parameters' sums grow
   template <bool WithParams>
-  void scores(const Tile& t, const Vectors<S, N>& slope_params, const float* delta, double* folded) const {
+  void scores(const Tile& t, const Vectors<S, N>& slope_params, const float* delta, double* folded,
+              float* row_sums) const {
     const Vectors<S, N> slopes = slope_params;
     const int64_t from = t.from(), to = t.to();
     V in_registers[N == 0 ? 1 : 4 * N];
@@ -655,9 +662,18 @@ struct Backward {
       const float *x = t.x + r * stride, *p = w.p + r * stride;
       float* ds = w.ds + r * stride;
       const V of_row = S::set(delta[r]);
+      V left{}, mean{};
       for (int64_t c = from; c < to; c += S::width) {
-        V d = S::load(p + c) * (S::load(ds + c) - of_row);
-        S::store(ds + c, sigma_backward<WithParams>(slopes, S::load(x + c), d, sums));
+        V a = S::load(x + c), weight = S::load(p + c), d = weight * (S::load(ds + c) - of_row);
+        if constexpr (WithParams) {
+          left = left + d;
+          mean = mean + weight * a;
+        }
+        S::store(ds + c, sigma_backward<WithParams>(slopes, a, d, sums));
+      }
+      if constexpr (WithParams) {
+        row_sums[r] += S::sum(left);
+        row_sums[r + job.stats_plane] += S::sum(mean);
       }
     }
     if constexpr (WithParams) {
@@ -703,13 +719,11 @@ struct Backward {
                value_width, t.rows, Start::add, nullptr}
         .run(keys, value_width);
 
-    const float* set = job.params + t.head * job.set_of_head * 4 * job.order;
-    for (int i = 0; i < 2 * job.order; ++i) w.slopes[i] = set[i] * static_cast<float>(i % job.order + 1);
-    const Vectors<S, N> slopes({job.order, w.slopes, w.slopes + job.order, set + 2 * job.order, set + 3 * job.order});
+    const Vectors<S, N> slopes = slopes_of(t.head);
     if (job.sums != nullptr) {
-      scores<true>(t, slopes, job.delta + at, folded);
+      scores<true>(t, slopes, job.delta + at, folded, job.row_sums + chunk * 2 * job.stats_plane + at);
     } else {
-      scores<false>(t, slopes, job.delta + at, folded);
+      scores<false>(t, slopes, job.delta + at, folded, nullptr);
     }
     if (job.grad_bias.data != nullptr) add_to_bias(t);
     Product<S>{w.ds + t.begin, 1,      stride,     w.query, width, w.grad_key + t.begin * width,
@@ -782,6 +796,45 @@ struct Backward {
     }
   }
 };
+
+// A row's ds add up to 0, or to the gradient of its log-sum, but for rounding: that of delta, which all of the row's ds
+// share, and which the parameters' sums, of ds times something that depends on x, therefore would show. As the ds ought
+// to add up so, the same constant may be taken from that something in a whole row; its value at the row's mean x is
+// close to its mean, and what is left of the error is small. By linearity that is one more entry of each row: x its
+// mean, ds what there is too much of it.
+template <int N>
+void settle_line(const AttentionJob& job, const BackwardScratch& w, const float* grad_lse, double* to, int64_t line) {
+  const Vectors<S, N> slopes = Backward<float, N>{job, w}.slopes_of(line % job.heads);
+  for (int j = 0; j < 4 * job.order; ++j) w.lanes[j] = V{};
+  for (int64_t i = 0; i < job.stats_head; i += S::width) {
+    int n = static_cast<int>(min(S::width, job.stats_head - i));
+    int64_t row = line * job.stats_head + i;
+    V left{}, mean{};
+    for (int64_t chunk = 0; chunk < job.chunks; ++chunk) {
+      const float* sums = job.row_sums + chunk * 2 * job.stats_plane + row;
+      left = left + S::load(sums, n);
+      mean = mean + S::load(sums + job.stats_plane, n);
+    }
+    if (grad_lse) left = left - S::load(grad_lse + row, n);
+    left = S::zero_if(S::le(S::load(job.stats + job.stats_plane + row, n), V{}), left);  // rows without keys
+    sigma_backward<true>(slopes, mean, -left, w.lanes);
+  }
+  for (int j = 0; j < 4 * job.order; ++j) to[j] = S::sum(w.lanes[j]);
+}
+
+void settle(const AttentionJob& job, const float* grad_lse, double* sums, int64_t first, int64_t last, void* memory) {
+  const BackwardScratch scratch(job, memory);
+  for (int64_t line = first; line < last; ++line) {
+    double* to = sums + line * 4 * job.order;
+    if (job.order == 1) {
+      settle_line<1>(job, scratch, grad_lse, to, line);
+    } else if (job.order == 2) {
+      settle_line<2>(job, scratch, grad_lse, to, line);
+    } else {
+      settle_line<0>(job, scratch, grad_lse, to, line);
+    }
+  }
+}
 
 template <template <class, int> class Pass, class Scratch, class T>
 void run_items(const AttentionJob& job, int64_t first, int64_t last, void* memory) {
@@ -869,7 +922,7 @@ int64_t scratch_bytes(const AttentionJob& job, bool backward) {
 
 const AttentionKernels attention_kernels = {
     forward_items, scratch_bytes, run_items<Forward, ForwardScratch>, delta, run_items<Backward, BackwardScratch>,
-    collect,
+    settle,        collect,
 };
 
 }  // namespace multimax::MULTIMAX_ISA

@@ -66,6 +66,8 @@ struct AttentionJob {
   int64_t chunks, chunk_keys;
   int64_t owners, owner_batches, owner_key_heads;  // batches and key heads of one owner
   double* sums;  // (items, heads of an owner if set_of_head else 1, 4 order); null where not needed
+  // (chunks, 2, rows as in stats), float32, zero before: each row's sum of ds, and of p x. See settle in attention.cpp.
+  float* row_sums;
 
   int64_t key_heads() const { return heads / group; }
   int64_t sets_of_item() const { return set_of_head ? owner_key_heads * group : 1; }
@@ -78,6 +80,9 @@ struct AttentionKernels {
   // delta for rows [first, last) of (B, H, Lq): out and grad_out given, grad_lse like a plane of stats or null
   void (*delta)(const AttentionJob&, const float* grad_lse, float* delta, int64_t first, int64_t last);
   void (*backward)(const AttentionJob&, int64_t first_item, int64_t last_item, void* scratch);
+  // what has to be added to the parameters' sums, (lines, 4 order); a line is stats_head rows, all of one head
+  void (*settle)(const AttentionJob&, const float* grad_lse, double* sums, int64_t first_line, int64_t last_line,
+                 void* scratch);
   // the chunks' gradients of the query, added up for rows [first, last)
   void (*collect)(const AttentionJob&, const Heads& grad_query, int64_t first, int64_t last);
 };

@@ -275,6 +275,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward(
   int64_t items = all == 0 ? 0 : job.owners * job.chunks;
   std::vector<double> sums(params_grad ? static_cast<size_t>(items * job.sets_of_item() * 4 * job.order) : 0);
   if (params_grad) job.sums = sums.data();
+  Tensor row_sums =
+      torch::stable::new_zeros(query, {params_grad ? job.chunks * 2 * plan.rows() : 0}, ScalarType::Float);
+  job.row_sums = static_cast<float*>(data_of(row_sums));
 
   const AttentionKernels& chosen = *kernels().attention;
   constexpr int64_t rows_grain = 64;
@@ -307,6 +310,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward(
       for (int64_t set = 0; set < job.sets_of_item(); ++set, sum += 4 * job.order) {
         grads.add(job.set_of_head ? first_head + set : 0, sum);
       }
+    }
+    int64_t lines = plan.rows() / job.stats_head;
+    std::vector<double> settled(static_cast<size_t>(lines * 4 * job.order));
+    share(lines, 1, chosen.scratch_bytes(job, true), [&](int64_t first, int64_t last, void* scratch) {
+      chosen.settle(job, lse_at, settled.data(), first, last, scratch);
+    });
+    for (int64_t line = 0; line < lines; ++line) {
+      grads.add(job.set_of_head ? line % job.heads : 0, settled.data() + line * 4 * job.order);
     }
     grads.write(grad_coefs, grad_knots);
   }
