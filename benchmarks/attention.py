@@ -1,7 +1,8 @@
 """Times MultiMax attention against torch's softmax attention and the other ways to have a score function, interleaved.
 
-    python benchmarks/attention.py                      everything: about ten minutes
-    python benchmarks/attention.py --quick              torch's attention and the kernel only, without the longest
+    python benchmarks/attention.py                      everything: about half an hour
+    python benchmarks/attention.py --quick              torch's attention and the kernel only: about ten minutes
+    python benchmarks/attention.py --resume             go on with a run that was stopped
     python benchmarks/attention.py --tiles              what skipping tiles saves with the paper's parameters
     python benchmarks/attention.py --table FILE.json    print the table of a saved run
     python benchmarks/attention.py --readme FILE.json   put it into the README
@@ -141,7 +142,9 @@ def measure(
             tensor.grad = None
         memory[name] = measuring.peak_memory(lambda function=function: run(function))
     calls = {name: (lambda function=function: run(function)) for name, function in functions.items()}
-    times, _ = measuring.interleaved(calls, seconds, rounds=3, slow=[*MATRIX, "FlexAttention", "multimax, zero coefs"])
+    times, _ = measuring.interleaved(
+        calls, seconds, rounds=2 if length > 8192 else 5, slow=[*MATRIX, "FlexAttention", "multimax, zero coefs"]
+    )
     rows = []
     for name, values in times.items():
         ratio = statistics.median(own / soft for own, soft in zip(values, times[TORCH], strict=False))
@@ -239,7 +242,9 @@ def table(run: dict) -> str:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="torch's attention and the kernel only, without 16384")
+    parser.add_argument("--quick", action="store_true", help="torch's attention and the kernel only")
+    parser.add_argument("--longest", type=int, default=SHAPES[-1][2], help="leave out longer sequences")
+    parser.add_argument("--resume", action="store_true", help="keep what the file of figures has, and do the rest")
     parser.add_argument("--tiles", action="store_true", help="what skipping tiles saves, layer by layer of the paper")
     parser.add_argument("--seconds", type=float, default=2.0, help="time for each case (default 2)")
     parser.add_argument("--threads", type=int, default=None, help="torch threads (default: torch's own choice)")
@@ -258,18 +263,25 @@ def main() -> None:
     if options.tiles:
         tiles(options.seconds)
         return
-    shapes = SHAPES[:-1] if options.quick else SHAPES
     cases = [
         (shape, shape[2], dtype, causal, backward)
-        for shape in shapes
+        for shape in SHAPES
+        if shape[2] <= options.longest
         for dtype in DTYPES.values()
         for causal in (False, True)
         for backward in (False, True)
     ]
     cases += [(DECODE, 1, dtype, False, False) for dtype in DTYPES.values()]
     run: dict = {"machine": measuring.machine(False), "rows": []}
+    if options.resume:
+        run = json.loads(options.out.read_text())
+    done = {(*row["shape"], row["dtype"], row["causal"], row["pass"]) for row in run["rows"]}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     for case in tqdm(cases, unit="case"):
+        (b, h, keys, width), queries, dtype, causal, backward = case
+        name = str(dtype).removeprefix("torch.")
+        if (b, h, queries, keys, width, name, causal, "forward+backward" if backward else "forward") in done:
+            continue
         run["rows"] += measure(*case, options.seconds, options.quick)
         options.out.write_text(json.dumps(run, indent=1) + "\n")
     print(table(run))

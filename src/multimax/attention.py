@@ -276,6 +276,9 @@ def multimax_attention_varlen(
             f"multimax: expected cu_seqlens_k of the shape of cu_seqlens_q, {checks.shape(cu_seqlens_q)}, "
             f"got {checks.shape(cu_seqlens_k)}"
         )
+    if not torch.compiler.is_compiling():  # the kernels look too, but know no Python errors
+        checks.rising("cu_seqlens_q", cu_seqlens_q, query.shape[2])
+        checks.rising("cu_seqlens_k", cu_seqlens_k, key.shape[2])
     dropout_p = checks.number("dropout_p", dropout_p, 0, 1)
     left, right = checks.window_bounds(window)
     path = choose(impl, query.device, _why_not_cpu(query, None, None))
