@@ -571,8 +571,14 @@ def test_bad_input(change: dict[str, Any], error: type[Exception], words: str) -
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"cu_seqlens_q": torch.tensor([0, 3])}, "cu_seqlens_q to rise from 0 to 9, the number of its rows, got [0, 3]"),
-        ({"cu_seqlens_k": torch.tensor([1, 9])}, "cu_seqlens_k to rise from 0 to 9, the number of its rows, got [1, 9]"),
+        (
+            {"cu_seqlens_q": torch.tensor([0, 3])},
+            "cu_seqlens_q to rise from 0 to 9, the number of its rows, got [0, 3]",
+        ),
+        (
+            {"cu_seqlens_k": torch.tensor([1, 9])},
+            "cu_seqlens_k to rise from 0 to 9, the number of its rows, got [1, 9]",
+        ),
         ({"cu_seqlens_q": torch.tensor([0, 5, 3, 9])}, "expected cu_seqlens_k of the shape of cu_seqlens_q"),
         ({"cu_seqlens_k": torch.tensor([0.0, 9.0])}, "expected cu_seqlens_k to be a tensor of int32 or int64"),
         ({"query": torch.zeros(2, 9, 4, 16)}, "expected query of shape (all rows, heads, size)"),

@@ -2,7 +2,7 @@
 
 import doctest
 import importlib
-import importlib.util
+import importlib
 import json
 import os
 import pkgutil
@@ -12,6 +12,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -94,23 +95,24 @@ def test_examples_run(path: Path) -> None:
     assert "multimax: loss" in result.stdout
 
 
-def benchmark() -> object:
-    spec = importlib.util.spec_from_file_location("rows", ROOT / "benchmarks" / "rows.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Any:
+    """A benchmark by its name, as a module."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module(getattr(request, "param", "rows"))
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
-def test_readme_shows_the_saved_benchmark() -> None:
-    saved = json.loads((ROOT / "benchmarks" / "results" / "rows.json").read_text())
-    assert benchmark().table(saved) in (ROOT / "README.md").read_text()
+@pytest.mark.parametrize("benchmark", ["rows", "attention"], indirect=True)
+def test_readme_shows_the_saved_benchmark(benchmark: Any) -> None:
+    saved = json.loads(benchmark.RESULTS.read_text())
+    assert benchmark.table(saved) in (ROOT / "README.md").read_text()
 
 
 @needs_kernels
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
-def test_benchmark_refuses_what_is_wrong() -> None:
-    module = benchmark()
+def test_benchmark_refuses_what_is_wrong(benchmark: Any) -> None:
+    module = benchmark
     x, params = torch.randn(4, 9), torch.zeros(2, 2)
     module.check("multimax (kernel)", lambda x, coefs, knots: torch.softmax(x, -1), x, params, params)
     with pytest.raises(AssertionError, match="is off by"):
@@ -118,6 +120,18 @@ def test_benchmark_refuses_what_is_wrong() -> None:
     rows = module.measure((16, 33), torch.float32, True, 0.0, True)
     assert [row["name"] for row in rows] == ["torch.softmax", "multimax (kernel)"]
     assert rows[0]["ratio"] == 1
+
+
+@needs_kernels
+@pytest.mark.parametrize("benchmark", ["attention"], indirect=True)
+def test_attention_benchmark_refuses_what_is_wrong(benchmark: Any) -> None:
+    tensors = [torch.randn(1, 2, 9, 4) for _ in range(3)] + [torch.zeros(2, 2), torch.zeros(2, 2)]
+    sdpa = benchmark.competitors(True, True, True)[benchmark.TORCH]
+    benchmark.check(benchmark.KERNEL, sdpa, tensors, True)
+    with pytest.raises(AssertionError, match="is off by"):
+        benchmark.check(benchmark.KERNEL, lambda *arguments: 2 * sdpa(*arguments), tensors, True)
+    rows = benchmark.measure((1, 2, 33, 8), 33, torch.float32, True, True, 0.0, True)
+    assert [row["name"] for row in rows] == [benchmark.TORCH, benchmark.KERNEL]
 
 
 def test_demo(capsys: pytest.CaptureFixture[str]) -> None:
