@@ -2,7 +2,6 @@
 
 import doctest
 import importlib
-import importlib
 import json
 import os
 import pkgutil
