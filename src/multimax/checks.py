@@ -190,7 +190,8 @@ def window_bounds(window: object) -> tuple[int, int]:
     for bound in window:
         if bound is not None and (not isinstance(bound, int) or isinstance(bound, bool) or bound < 0):
             raise ValueError(f"multimax: expected window of ints of at least 0 or None, got {window!r}; {remedy}")
-    left, right = (-1 if bound is None else bound for bound in window)
+    # no sequence is so long; sys.maxsize, for "no bound", would overflow where lengths are added to it
+    left, right = (-1 if bound is None else min(bound, 2**60) for bound in window)
     return left, right
 
 
