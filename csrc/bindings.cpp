@@ -5,6 +5,7 @@
 #include <torch/headeronly/util/Half.h>
 
 #include <atomic>
+#include <limits>
 #include <type_traits>
 
 namespace multimax {
@@ -15,15 +16,15 @@ using torch::headeronly::Half;
 
 // Instruction sets in rising order; the best that the machine has is used.
 Kernels kernels_of(int64_t isa) {
-  if (isa == 0) return {&baseline::row_kernels, &baseline::attention_kernels};
+  if (isa == 0) return {&baseline::row_kernels, &baseline::attention_kernels, &baseline::loss_kernels};
 #if defined(__x86_64__)
   bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                 __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  if (isa == 1 && avx2) return {&avx2::row_kernels, &avx2::attention_kernels};
-  if (isa == 2 && avx512) return {&avx512::row_kernels, &avx512::attention_kernels};
+  if (isa == 1 && avx2) return {&avx2::row_kernels, &avx2::attention_kernels, &avx2::loss_kernels};
+  if (isa == 2 && avx512) return {&avx512::row_kernels, &avx512::attention_kernels, &avx512::loss_kernels};
   if (isa == 3 && avx512 && __builtin_cpu_supports("avx512bf16"))
-    return {&avx512_bf16::row_kernels, &avx512_bf16::attention_kernels};
+    return {&avx512_bf16::row_kernels, &avx512_bf16::attention_kernels, &avx512_bf16::loss_kernels};
 #endif
   return {};
 }
@@ -80,6 +81,20 @@ DType dtype_of(const Tensor& t) {
     default:
       STD_TORCH_CHECK(false, "multimax: expected a floating-point tensor");
   }
+}
+
+double floor_of(DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+      return std::numeric_limits<float>::lowest() / 2;
+    case DType::f64:
+      return std::numeric_limits<double>::lowest() / 2;
+    case DType::bf16:
+      return static_cast<float>(std::numeric_limits<BFloat16>::lowest()) / 2;
+    case DType::f16:
+      return static_cast<float>(std::numeric_limits<Half>::lowest()) / 2;
+  }
+  return 0;
 }
 
 void* data_of(const Tensor& t) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "loss.h"
 #include "rows.h"
 
 namespace multimax {
@@ -22,12 +23,14 @@ using torch::stable::Tensor;
 struct Kernels {
   const RowKernels* rows;
   const AttentionKernels* attention;
+  const LossKernels* loss;
 };
 
 // Of the instruction set in use. To be asked once a call: it may be changed from another thread.
 Kernels kernels();
 
 DType dtype_of(const Tensor& t);
+double floor_of(DType dtype);  // half of the lowest finite value: at or below it an entry counts as masked
 void* data_of(const Tensor& t);
 std::vector<double> read(const Tensor& tensor);
 void write(Tensor& tensor, const std::vector<double>& values);

@@ -4,6 +4,7 @@
 
 #include "memory.h"
 #include "multimax_math.h"
+#include "sums.h"
 
 namespace multimax::MULTIMAX_ISA {
 namespace {
@@ -17,8 +18,6 @@ constexpr int64_t sum_every = 32;
 // for one row's maximum or sum.
 constexpr int batch_rows = 4;
 constexpr int64_t batch_entries = 1024;
-// vectors added to the parameters' sums before these are folded into double
-constexpr int64_t fold_every = 128;
 
 inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -259,36 +258,6 @@ struct Forward {
       short_rows(tiles, rows);
     } else {
       long_row(tiles[0], segment_tops);
-    }
-  }
-};
-
-// The sums behind the parameters' gradients, on their way from vectors to double.
-template <class S>
-struct ParamSums {
-  using V = typename S::V;
-  V* lanes;         // (4 order), of the compute type
-  double* folded;   // (4 order, width)
-  int64_t pending;  // vectors added since the last fold
-  int order;
-
-  void clear() {
-    for (int j = 0; j < 4 * order; ++j) lanes[j] = V{};
-    for (int j = 0; j < 4 * order * S::width; ++j) folded[j] = 0;
-    pending = 0;
-  }
-  void fold() {
-    for (int j = 0; j < 4 * order; ++j) {
-      S::add_to(folded + j * S::width, lanes[j]);
-      lanes[j] = V{};
-    }
-    pending = 0;
-  }
-  void total(double* out) {
-    fold();
-    for (int j = 0; j < 4 * order; ++j) {
-      out[j] = 0;
-      for (int i = 0; i < S::width; ++i) out[j] += folded[j * S::width + i];
     }
   }
 };

@@ -1,9 +1,6 @@
 // The row functions on torch's stable ABI: lay out the work, share it over torch's threads, finish the sums.
-#include <torch/headeronly/util/BFloat16.h>
-#include <torch/headeronly/util/Half.h>
 
 #include <algorithm>
-#include <limits>
 #include <optional>
 #include <tuple>
 
@@ -11,23 +8,6 @@
 
 namespace multimax {
 namespace {
-
-using torch::headeronly::BFloat16;
-using torch::headeronly::Half;
-
-double floor_of(DType dtype) {  // half of the lowest finite value: at or below it an entry counts as masked
-  switch (dtype) {
-    case DType::f32:
-      return std::numeric_limits<float>::lowest() / 2;
-    case DType::f64:
-      return std::numeric_limits<double>::lowest() / 2;
-    case DType::bf16:
-      return static_cast<float>(std::numeric_limits<BFloat16>::lowest()) / 2;
-    case DType::f16:
-      return static_cast<float>(std::numeric_limits<Half>::lowest()) / 2;
-  }
-  return 0;
-}
 
 // A job together with the memory it points to.
 class Plan {

@@ -5,6 +5,7 @@ from importlib.metadata import version as _version
 from multimax import metrics
 from multimax.attention import merge_attention, multimax_attention, multimax_attention_varlen
 from multimax.functional import log_multimax, modulate, multimax
+from multimax.losses import LossStats, linear_multimax_cross_entropy, multimax_cross_entropy
 from multimax.modules import MultiheadAttention, MultiMax
 from multimax.parameters import from_paper, from_published, to_paper
 from multimax.presets import presets
@@ -12,11 +13,13 @@ from multimax.presets import presets
 __version__ = _version("multimax")
 
 __all__ = [
+    "LossStats",
     "MultiMax",
     "MultiheadAttention",
     "__version__",
     "from_paper",
     "from_published",
+    "linear_multimax_cross_entropy",
     "log_multimax",
     "merge_attention",
     "metrics",
@@ -24,6 +27,7 @@ __all__ = [
     "multimax",
     "multimax_attention",
     "multimax_attention_varlen",
+    "multimax_cross_entropy",
     "presets",
     "to_paper",
 ]

@@ -211,3 +211,94 @@ def rising(name: str, value: Tensor, total: int) -> list[int]:
     if values[0] != 0 or values[-1] != total or sorted(values) != values:
         raise ValueError(f"multimax: expected {name} to rise from 0 to {total}, the number of its rows, got {values}")
     return values
+
+
+REDUCTIONS = ("mean", "sum", "none")
+
+
+def one_set(x: Tensor, coefs: Tensor, knots: Tensor) -> None:
+    """One set of parameters for all rows."""
+    pair(coefs, knots)
+    same_device("coefs", coefs, x)
+    same_device("knots", knots, x)
+    if coefs.ndim != 2:
+        raise ValueError(f"multimax: expected coefs of shape (order, 2) for a loss, got {shape(coefs)}")
+
+
+def target(value: object, like: Tensor, hard: tuple[int, ...], soft: tuple[int, ...], ignore_index: int) -> None:
+    """Class indices of one shape, or probabilities of another."""
+    wanted = f"class indices of shape {hard} or probabilities of shape {soft}"
+    if not isinstance(value, Tensor):
+        raise TypeError(f"multimax: expected target to be {wanted}, got {type(value).__name__}")
+    dense("target", value)
+    same_device("target", value, like)
+    if value.is_floating_point():
+        if tuple(value.shape) != soft:
+            raise ValueError(f"multimax: expected target to be {wanted}, got probabilities of shape {shape(value)}")
+        if ignore_index >= 0:
+            raise ValueError(
+                f"multimax: expected no ignore_index with probabilities, got {ignore_index}; "
+                "a row is left out by its target, and these have no index"
+            )
+        return
+    if value.dtype not in (torch.int64, torch.int32, torch.uint8):
+        raise TypeError(f"multimax: expected target to be {wanted}, got {value.dtype}; convert it with .long()")
+    if tuple(value.shape) != hard:
+        raise ValueError(f"multimax: expected target to be {wanted}, got indices of shape {shape(value)}")
+
+
+def target_values(value: Tensor, classes: int, ignore_index: int) -> None:
+    """Indices below the number of classes, or probabilities that are some."""
+    if value.numel() == 0:
+        return
+    if not value.is_floating_point():
+        wrong = (value != ignore_index) & ((value < 0) | (value >= classes))
+        if wrong.any():
+            got = value[wrong][0].item()
+            raise ValueError(
+                f"multimax: expected targets in [0, {classes - 1}] or ignore_index={ignore_index}, got {got}"
+            )
+        return
+    low, high = (bound.item() for bound in value.aminmax())
+    if not (low >= 0 and high <= 1.001):
+        raise ValueError(f"multimax: expected target probabilities in [0, 1], got values from {low:g} to {high:g}")
+    # half precision rounds each of the entries
+    total = value.sum(-1, dtype=torch.float32 if value.dtype != torch.float64 else value.dtype)
+    off = (total - 1).abs().max().item()
+    if not off <= max(1e-3, torch.finfo(value.dtype).eps * 4):
+        raise ValueError(f"multimax: expected target probabilities that sum to 1 in each row, got a sum off by {off:g}")
+
+
+def class_weight(value: object, x: Tensor, classes: int) -> None:
+    """A weight a class."""
+    tensor("weight", value)
+    assert isinstance(value, Tensor)
+    same_device("weight", value, x)
+    if tuple(value.shape) != (classes,):
+        raise ValueError(f"multimax: expected weight of shape ({classes},), one a class, got {shape(value)}")
+
+
+def linear(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None) -> None:
+    """Hidden states and a layer that belong together."""
+    tensor("input", input)
+    tensor("linear_weight", linear_weight)
+    if input.ndim < 1:
+        raise ValueError(f"multimax: expected input of shape (..., in_features), got {shape(input)}")
+    if linear_weight.ndim != 2 or linear_weight.shape[1] != input.shape[-1]:
+        raise ValueError(
+            f"multimax: expected linear_weight of shape (classes, {input.shape[-1]}) for input of {shape(input)}, "
+            f"got {shape(linear_weight)}"
+        )
+    given = [("linear_weight", linear_weight)]
+    if linear_bias is not None:
+        tensor("linear_bias", linear_bias)
+        given.append(("linear_bias", linear_bias))
+        if tuple(linear_bias.shape) != (linear_weight.shape[0],):
+            raise ValueError(
+                f"multimax: expected linear_bias of shape ({linear_weight.shape[0]},), got {shape(linear_bias)}"
+            )
+    for name, value in given:
+        same_device(name, value, input)
+        autocast = torch.amp.is_autocast_available(input.device.type) and torch.is_autocast_enabled(input.device.type)
+        if value.dtype != input.dtype and not autocast:
+            raise TypeError(f"multimax: expected {name} of the input's dtype, {input.dtype}, got {value.dtype}")

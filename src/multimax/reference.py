@@ -82,6 +82,64 @@ def log_multimax(
     return torch.where(masked, float("-inf"), torch.log_softmax(scores, -1)).to(dtype or x.dtype).movedim(-1, dim)
 
 
+def scores(x: Tensor, coefs: Tensor, knots: Tensor) -> tuple[Tensor, Tensor]:
+    """Which entries are masked, and sigma(x), -inf there."""
+    _, masked, modulated = _prepare(x, coefs, knots, -1, None)
+    return masked, torch.where(masked, float("-inf"), modulated)
+
+
+def cross_entropy(
+    x: Tensor,
+    target: Tensor,
+    coefs: Tensor,
+    knots: Tensor,
+    weight: Tensor | None,
+    ignore_index: int,
+    smoothing: float,
+) -> tuple[Tensor, Tensor]:
+    """Cross-entropy of each row of x, (R, C), with log multimax in the place of log softmax, and its log-sum.
+
+    target is (R,) of class indices or (R, C) of probabilities, weight (C,). Rows to be ignored are 0. What is masked
+    and not wanted costs nothing. Both results are (R,) in the compute dtype.
+    """
+    dtype = compute_dtype(x.dtype)
+    masked, s = scores(x, coefs, knots)
+    empty = masked.all(-1)
+    lse = torch.where(empty, float("-inf"), torch.logsumexp(torch.where(empty[:, None], 0.0, s), -1))
+    log_p = log_multimax(x, coefs, knots, dtype=dtype)
+    weights = x.new_ones(x.shape[1], dtype=dtype) if weight is None else weight.to(dtype)
+    wanted = x.new_full((1, x.shape[1]), smoothing / max(x.shape[1], 1), dtype=dtype)
+    if target.is_floating_point():
+        wanted = (1 - smoothing) * target.to(dtype) + wanted
+    wanted = weights * wanted
+    losses = -torch.where(masked & (wanted == 0), 0.0, wanted * log_p).sum(-1)
+    if target.is_floating_point():
+        return losses, lse
+    ignored = target == ignore_index
+    index = torch.where(ignored, 0, target)
+    if x.shape[1]:
+        losses = losses - (1 - smoothing) * weights[index] * log_p.gather(-1, index[:, None])[:, 0]
+    return torch.where(ignored, 0.0, losses), torch.where(ignored, 0.0, lse)
+
+
+def linear_cross_entropy(
+    input: Tensor,
+    linear_weight: Tensor,
+    linear_bias: Tensor | None,
+    target: Tensor,
+    coefs: Tensor,
+    knots: Tensor,
+    weight: Tensor | None,
+    ignore_index: int,
+    smoothing: float,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """The same for logits input @ linear_weight.T + linear_bias, made in that dtype, all at once."""
+    bias = None if linear_bias is None else linear_bias.to(dtype)
+    x = torch.nn.functional.linear(input.to(dtype), linear_weight.to(dtype), bias)
+    return cross_entropy(x, target, coefs, knots, weight, ignore_index, smoothing)
+
+
 def band(queries: int, keys: int, causal: bool, left: int, right: int, device: torch.device) -> Tensor:
     """(Lq, Lk), True where key j takes part for query i: j <= i if causal, and -left <= j - (i + Lk - Lq) <= right,
     where a negative bound is none."""
