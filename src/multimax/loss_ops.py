@@ -493,7 +493,7 @@ def _both(grad_losses: Tensor | None, grad_log_sum: Tensor | None, like: Tensor)
 
 
 def _by_reference(
-    function: Callable[..., tuple[Tensor, Tensor]], inputs: list[Tensor | None], grads: tuple[Tensor, Tensor]
+    function: Callable[..., tuple[Tensor, ...]], inputs: list[Tensor | None], grads: tuple[Tensor, ...]
 ) -> list[Tensor | None]:
     """Gradients that can be differentiated again."""
     needed = [t for t in inputs if t is not None and t.requires_grad]
@@ -573,8 +573,26 @@ class LinearLoss(torch.autograd.Function):
         """Gradients of input, weight, bias, coefs and knots."""
         *tensors, weight, losses = ctx.saved_tensors
         both = _both(grads[0], grads[1], losses.detach())
-        found = _linear_backward(both, tensors, weight, ctx.setting, ctx.needs_input_grad)
+        if ops.traced(*both, *(t for t in tensors if t is not None)):
+            found = _by_reference(_all_at_once(tensors[3], weight, ctx.setting), [*tensors[:3], *tensors[4:]], both)
+        else:
+            found = _linear_backward(both, tensors, weight, ctx.setting, ctx.needs_input_grad)
         return *found[:3], None, *found[3:], *(None,) * (1 + len(ctx.setting))
+
+
+def _all_at_once(target: Tensor, weight: Tensor | None, setting: Any) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Losses and log-sums as a function of input, weight, bias, coefs and knots, to be differentiated to any order."""
+    ignore_index, smoothing, _, _, _, _, group, _, dtype = setting
+    if group:
+        raise RuntimeError("multimax: a weight in parts over processes gives no second derivatives")
+
+    def function(
+        input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, coefs: Tensor, knots: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        options = (weight, ignore_index, smoothing, dtype)
+        return reference.linear_cross_entropy(input, linear_weight, linear_bias, target, coefs, knots, *options)
+
+    return function
 
 
 def _linear_backward(
@@ -584,20 +602,7 @@ def _linear_backward(
     setting: Any,
     needs: tuple[bool, ...],
 ) -> list[Tensor | None]:
-    """Gradients of input, weight, bias, coefs and knots, by the chunks again or, to be differentiated, all at once."""
-    input, linear_weight, linear_bias, target, coefs, knots = tensors
-    differentiable = [input, linear_weight, linear_bias, coefs, knots]
-    if ops.traced(*grads, *(t for t in differentiable if t is not None)):
-        ignore_index, smoothing, _, _, _, _, group, _, dtype = setting
-        if group:
-            raise RuntimeError("multimax: a weight in parts over processes gives no second derivatives")
-
-        def function(input: Tensor, linear_weight: Tensor, bias: Tensor | None, coefs: Tensor, knots: Tensor) -> Any:
-            return reference.linear_cross_entropy(
-                input, linear_weight, bias, target, coefs, knots, weight, ignore_index, smoothing, dtype
-            )
-
-        return _by_reference(function, list(differentiable), grads)
+    """Gradients of input, weight, bias, coefs and knots, from logits that are made again."""
     wanted = [needs[0], needs[1], needs[2], needs[4], needs[5]]
     found = torch.ops.multimax.linear_loss_backward.default(*grads, *tensors, weight, *setting, wanted)
     return [grad if want else None for grad, want in zip(found, wanted, strict=True)]
@@ -652,17 +657,22 @@ class ReducedLinearLoss(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of input, weight, bias, coefs and knots."""
         grad = grads[0]
-        made, ctx.grads = ctx.grads, None
         *differentiable, log_sum = ctx.saved_tensors
         target, weight, *setting = ctx.tensors
-        if made is not None and not ops.traced(grad, *(t for t in differentiable if t is not None)):
-            factor = grad.to(torch.float64) if grad.device.type == "cpu" else grad
-            if grad.device.type != "cpu" or factor.item() != 1:
-                for own in made:
-                    if own is not None:
-                        own.mul_(factor)
-            return None, None, None, *made
         scale, z_scale = ctx.scales
+        if ops.traced(grad, *(t for t in differentiable if t is not None)):
+
+            def function(*inputs: Tensor | None) -> tuple[Tensor]:
+                losses, log_sum = _all_at_once(target, weight, setting)(*inputs)
+                return (losses.sum() * scale.to(losses.dtype) + log_sum.square().sum() * z_scale.to(losses.dtype),)
+
+            return None, None, None, *_by_reference(function, differentiable, (grad,))
+        made, ctx.grads = ctx.grads, None
+        if made is not None:
+            for own in made:
+                if own is not None and (grad.device.type != "cpu" or grad.item() != 1):
+                    own.mul_(grad)
+            return None, None, None, *made
         both = ((grad * scale).expand(log_sum.shape[0]), 2 * grad * z_scale * log_sum.to(grad.dtype))
         input, linear_weight, linear_bias, coefs, knots = differentiable
         tensors = [input, linear_weight, linear_bias, target, coefs, knots]
