@@ -12,7 +12,6 @@ memory. What holds the score matrix is left out where the matrix alone would tak
 process above its state before the call, results included.
 """
 
-import argparse
 import json
 import statistics
 from collections.abc import Callable
@@ -242,25 +241,13 @@ def table(run: dict) -> str:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="torch's attention and the kernel only")
+    parser = measuring.command_line(__doc__, RESULTS, 2.0)
     parser.add_argument("--longest", type=int, default=SHAPES[-1][2], help="leave out longer sequences")
     parser.add_argument("--resume", action="store_true", help="keep what the file of figures has, and do the rest")
     parser.add_argument("--tiles", action="store_true", help="what skipping tiles saves, layer by layer of the paper")
-    parser.add_argument("--seconds", type=float, default=2.0, help="time for each case (default 2)")
-    parser.add_argument("--threads", type=int, default=None, help="torch threads (default: torch's own choice)")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="where to save the figures as JSON")
-    parser.add_argument("--table", type=Path, metavar="FILE", help="print the table of a saved run and stop")
-    parser.add_argument("--readme", type=Path, metavar="FILE", help="put the table of a saved run into the README")
     options = parser.parse_args()
-    if options.table:
-        print(table(json.loads(options.table.read_text())))
+    if not measuring.begin(options, "attention benchmark", table):
         return
-    if options.readme:
-        measuring.into_readme("attention benchmark", table(json.loads(options.readme.read_text())))
-        return
-    if options.threads:
-        torch.set_num_threads(options.threads)
     if options.tiles:
         tiles(options.seconds)
         return
@@ -277,7 +264,6 @@ def main() -> None:
     if options.resume:
         run = json.loads(options.out.read_text())
     done = {(*row["shape"], row["dtype"], row["causal"], row["pass"]) for row in run["rows"]}
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     for case in tqdm(cases, unit="case"):
         (b, h, keys, width), queries, dtype, causal, backward = case
         name = str(dtype).removeprefix("torch.")

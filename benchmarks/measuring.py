@@ -1,7 +1,9 @@
 """What the benchmarks share: turns, memory, the machine, the README."""
 
+import argparse
 import ctypes
 import datetime
+import json
 import os
 import platform
 import resource
@@ -91,6 +93,30 @@ def machine(kept: bool) -> dict:
         "date": datetime.date.today().isoformat(),
         "keep_memory": kept,
     }
+
+
+def command_line(about: str | None, results: Path, seconds: float) -> argparse.ArgumentParser:
+    """The options that all benchmarks have."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="torch's own and the kernel only")
+    parser.add_argument("--seconds", type=float, default=seconds, help=f"time for each case (default {seconds:g})")
+    parser.add_argument("--threads", type=int, default=None, help="torch threads (default: torch's own choice)")
+    parser.add_argument("--out", type=Path, default=results, help="where to save the figures as JSON")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="print the table of a saved run and stop")
+    parser.add_argument("--readme", type=Path, metavar="FILE", help="put the table of a saved run into the README")
+    return parser
+
+
+def begin(options: argparse.Namespace, mark: str, table: Callable[[dict], str]) -> bool:
+    """Does what asks for no measuring; else sets the threads. Tells whether there is something left to do."""
+    if options.table:
+        print(table(json.loads(options.table.read_text())))
+    if options.readme:
+        into_readme(mark, table(json.loads(options.readme.read_text())))
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    return not (options.table or options.readme)
 
 
 def into_readme(mark: str, text: str) -> None:

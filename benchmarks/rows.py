@@ -16,7 +16,6 @@ fresh pages; how many such page faults a call met is saved with its time. With -
 are none then, and what differs is the work itself.
 """
 
-import argparse
 import json
 import math
 import statistics
@@ -168,28 +167,15 @@ def table(run: dict) -> str:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="softmax and the kernel only")
-    parser.add_argument("--seconds", type=float, default=3.0, help="time for each shape, dtype and pass (default 3)")
-    parser.add_argument("--threads", type=int, default=None, help="torch threads (default: torch's own choice)")
+    parser = measuring.command_line(__doc__, RESULTS, 3.0)
     parser.add_argument("--keep-memory", action="store_true", help="keep freed memory: no page faults")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="where to save the figures as JSON")
-    parser.add_argument("--table", type=Path, metavar="FILE", help="print the table of a saved run and stop")
-    parser.add_argument("--readme", type=Path, metavar="FILE", help="put the table of a saved run into the README")
     options = parser.parse_args()
-    if options.table:
-        print(table(json.loads(options.table.read_text())))
-        return
-    if options.readme:
-        measuring.into_readme("benchmark", table(json.loads(options.readme.read_text())))
+    if not measuring.begin(options, "benchmark", table):
         return
     if options.keep_memory:
         measuring.keep_memory()
-    if options.threads:
-        torch.set_num_threads(options.threads)
     combinations = [(dtype, back, shape) for dtype in DTYPES.values() for back in (False, True) for shape in SHAPES]
     run: dict = {"machine": measuring.machine(options.keep_memory), "rows": []}
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     for dtype, back, shape in tqdm(combinations, unit="case"):
         run["rows"] += measure(shape, dtype, back, options.seconds, options.quick)
         options.out.write_text(json.dumps(run, indent=1) + "\n")

@@ -516,6 +516,19 @@ class TestTraining:
             x = torch.randn(3, 5, dtype=torch.bfloat16)
             assert multimax.multimax_cross_entropy(x, torch.tensor([1, 2, 3]), *zero()).dtype == torch.float32
 
+    def test_loss_scaling_in_float16(self) -> None:
+        """The gradient of a mean over many rows does not vanish before the loss scaling can save it."""
+        rows, classes = 4096, 500
+        h, w, target = torch.randn(rows, 8), torch.randn(classes, 8) / 10, torch.randint(classes, (rows,))
+        scale = 2.0**16
+        results = []
+        for dtype in (torch.float16, torch.float64):
+            given = leaves(h.to(dtype), w.to(dtype))
+            loss = multimax.linear_multimax_cross_entropy(*given, target, *zero(), z_loss=1e-3)
+            results.append(torch.autograd.grad(loss.double() * scale, given))
+        for own, exact in zip(*results, strict=True):
+            assert (own.double() - exact).norm() < 2e-3 * exact.norm()
+
     def test_only_a_chunk_of_logits(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """No tensor of the classes' size but the weight, its gradient and one chunk."""
         from torch.utils._python_dispatch import TorchDispatchMode

@@ -4,7 +4,9 @@ from importlib.metadata import version as _version
 
 from multimax import metrics
 from multimax.attention import merge_attention, multimax_attention, multimax_attention_varlen
+from multimax.distributions import MultiMaxCategorical, gumbel_multimax
 from multimax.functional import log_multimax, modulate, multimax
+from multimax.loss_modules import LinearMultiMaxCrossEntropyLoss, MultiMaxCrossEntropyLoss, MultiMaxHead
 from multimax.losses import LossStats, linear_multimax_cross_entropy, multimax_cross_entropy
 from multimax.modules import MultiheadAttention, MultiMax
 from multimax.parameters import from_paper, from_published, to_paper
@@ -13,12 +15,17 @@ from multimax.presets import presets
 __version__ = _version("multimax")
 
 __all__ = [
+    "LinearMultiMaxCrossEntropyLoss",
     "LossStats",
     "MultiMax",
+    "MultiMaxCategorical",
+    "MultiMaxCrossEntropyLoss",
+    "MultiMaxHead",
     "MultiheadAttention",
     "__version__",
     "from_paper",
     "from_published",
+    "gumbel_multimax",
     "linear_multimax_cross_entropy",
     "log_multimax",
     "merge_attention",

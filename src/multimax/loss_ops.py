@@ -328,9 +328,10 @@ def _linear(
     return Rows(*found), LinearGrads(*final)
 
 
-def default_chunk(linear_weight: Tensor) -> int:
-    """Rows whose logits take half the memory of the weight, but enough for the products to be quick, and no more."""
-    return min(max(linear_weight.shape[1] // 2, 64), 512)
+def default_chunk(linear_weight: Tensor, dtype: torch.dtype) -> int:
+    """Rows whose logits take half the memory of the weight's gradient while it is summed, in float32 for half
+    precision; but enough for the products to be quick, and no more than that takes."""
+    return min(max(linear_weight.shape[1] * reference.compute_dtype(dtype).itemsize // (2 * dtype.itemsize), 64), 512)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -613,7 +614,12 @@ class ReducedLinearLoss(torch.autograd.Function):
 
     All gradients are known, but for one factor, once the loss is: they are made in the forward, while the logits of a
     chunk are there, and handed over by the first backward. Any further backward makes the logits again.
+
+    float16 has no room for the gradient of a mean over many rows, and the loss scaling that makes some is part of the
+    factor, which comes too late: there the gradients are kept for a larger scale and brought to the right one at last.
     """
+
+    FLOAT16_SCALE = 16.0
 
     @staticmethod
     def forward(
@@ -624,8 +630,12 @@ class ReducedLinearLoss(torch.autograd.Function):
         *part, chunk, dtype = setting
         input, linear_weight, linear_bias, coefs, knots = differentiable
 
+        # what the gradients are kept times
+        ctx.kept = ReducedLinearLoss.FLOAT16_SCALE / scale if dtype == torch.float16 else torch.ones_like(scale)
+
         def upstream(rows: Tensor, log_sum: Tensor) -> tuple[Tensor, Tensor]:
-            return scale.to(log_sum.dtype).expand(rows.shape), 2 * z_scale.to(log_sum.dtype) * log_sum
+            of_losses, of_log_sum = ((s * ctx.kept).to(log_sum.dtype) for s in (scale, z_scale))
+            return of_losses.expand(rows.shape), 2 * of_log_sum * log_sum
 
         assert input is not None
         assert linear_weight is not None
@@ -669,9 +679,10 @@ class ReducedLinearLoss(torch.autograd.Function):
             return None, None, None, *_by_reference(function, differentiable, (grad,))
         made, ctx.grads = ctx.grads, None
         if made is not None:
+            factor = grad / ctx.kept
             for own in made:
-                if own is not None and (grad.device.type != "cpu" or grad.item() != 1):
-                    own.mul_(grad)
+                if own is not None and (grad.device.type != "cpu" or factor.item() != 1):
+                    own.mul_(factor)
             return None, None, None, *made
         both = ((grad * scale).expand(log_sum.shape[0]), 2 * grad * z_scale * log_sum.to(grad.dtype))
         input, linear_weight, linear_bias, coefs, knots = differentiable

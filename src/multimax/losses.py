@@ -168,7 +168,8 @@ def multimax_cross_entropy(
     forward and once backward, and keeps three numbers a row between the two.
 
     Args:
-        input: logits of shape (C,), (R, C) or (R, C, d1, ..., dk).
+        input: logits of shape (C,), (R, C) or (R, C, d1, ..., dk); where the classes do not lie side by side in
+            memory, as in the last, it is copied.
         target: class indices of shape (), (R,) or (R, d1, ..., dk), or class probabilities of the shape of ``input``.
         coefs: (N, 2), see :func:`multimax.multimax`.
         knots: (N, 2).
@@ -318,8 +319,8 @@ def linear_multimax_cross_entropy(
         label_smoothing: in [0, 1].
         z_loss: factor of the squared log-sums.
         return_stats: return also :class:`LossStats`.
-        chunk: rows whose logits are held at once; None for as many as take half the memory of the weight, within
-            [64, 512].
+        chunk: rows whose logits are held at once; None for as many as take half the memory that the sum of the
+            weight's gradient takes (in float32 for half precision), within [64, 512].
         group: a ``torch.distributed`` process group over whose processes the rows of ``linear_weight`` are split.
             All processes give the same input, target (indices into the whole) and parameters; all get the whole loss
             and the whole gradients of input and parameters, and each that of its part of the weight and bias.
@@ -343,8 +344,10 @@ def linear_multimax_cross_entropy(
     checks.linear(input, linear_weight, linear_bias)
     checks.one_set(input, coefs, knots)
     checks.integer("ignore_index", ignore_index)
+    autocast = _autocast(input.device.type)
+    dtype = torch.get_autocast_dtype(input.device.type) if autocast and input.dtype != torch.float64 else input.dtype
     if chunk is None:
-        chunk = loss_ops.default_chunk(linear_weight)
+        chunk = loss_ops.default_chunk(linear_weight, dtype)
     checks.integer("chunk", chunk)
     if chunk < 1:
         raise ValueError(f"multimax: expected chunk of at least 1 row, got {chunk}")
@@ -360,8 +363,6 @@ def linear_multimax_cross_entropy(
             "multimax: impl='reference' has no weight in parts over processes, and torch.func's transforms neither"
         )
 
-    autocast = _autocast(input.device.type)
-    dtype = torch.get_autocast_dtype(input.device.type) if autocast and input.dtype != torch.float64 else input.dtype
     hidden = input.reshape(-1, input.shape[-1])
     target = target.reshape(-1, classes) if target.is_floating_point() else target.reshape(-1).long()
     differentiable = (hidden, linear_weight, linear_bias, coefs, knots)

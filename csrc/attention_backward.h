@@ -1,0 +1,321 @@
+// Attention's backward: the weights of a tile again, and all gradients from them.
+#pragma once
+
+#include "attention_tile.h"
+
+namespace multimax::MULTIMAX_ISA {
+namespace {  // part of attention.cpp
+
+struct BackwardScratch {
+  float *query, *grad_out, *key, *key_rows, *value, *rows, *grad_key, *grad_value, *x, *p, *ds, *dropped, *slopes;
+  V* lanes;
+  double* folded;  // (sets, 4 order, width)
+  int64_t bytes;
+
+  BackwardScratch(const AttentionJob& job, void* memory) {
+    Pieces pieces{static_cast<char*>(memory)};
+    constexpr int64_t tile = query_block * key_block_backward;
+    int64_t width = padded(job.width), value_width = padded(job.value_width);
+    query = pieces.take<float>(query_block * width);
+    grad_out = pieces.take<float>(query_block * value_width);
+    key = pieces.take<float>(key_block_backward * width);
+    key_rows = pieces.take<float>(key_block_backward * width);
+    value = pieces.take<float>(key_block_backward * value_width);
+    rows = pieces.take<float>(16 * max(width, value_width));
+    grad_key = pieces.take<float>(key_block_backward * width);
+    grad_value = pieces.take<float>(key_block_backward * value_width);
+    x = pieces.take<float>(tile);
+    p = pieces.take<float>(tile);
+    ds = pieces.take<float>(tile);
+    dropped = pieces.take<float>(job.dropout.on ? tile : 0);
+    slopes = pieces.take<float>(2 * job.order);
+    lanes = pieces.take<V>(4 * job.order);
+    folded = pieces.take<double>(job.sums ? job.sets_of_item() * 4 * job.order * S::width : 0);
+    bytes = pieces.bytes;
+  }
+};
+
+template <class T, int N>
+struct Backward {
+  const AttentionJob& job;
+  const BackwardScratch& w;
+
+  static constexpr int64_t stride = key_block_backward;
+
+  // p = exp(s - top) / total; false if all of them are 0
+  bool weights(const Tile& t, const Band& band, const Vectors<S, N>& params, const float* tops, int64_t plane) const {
+    const Vectors<S, N> f = params;
+    const V floor = S::set(score_floor);
+    const int64_t from = t.from(), to = t.to();
+    const bool masks = t.edge || job.mask.type != ScoreType::none;
+    auto any = S::first(0);
+    auto weight = [&](V s, int64_t r, float* p) __attribute__((always_inline)) {
+      float total = tops[r + plane];
+      V e = exp<S>(s - S::set(tops[r])) * S::set(total == 0 ? 0 : 1 / total);
+      any = S::either(any, S::not_ge(V{}, e));  // above 0, or NaN
+      S::store(p, e);
+    };
+    for (int64_t r = 0; r < t.rows; ++r) {
+      float *x = t.x + r * stride, *p = w.p + r * stride;
+      for (int64_t c = from; c < to; c += S::width) {
+        V a = S::load(x + c);
+        auto off = S::le(a, floor);
+        if (S::any(off)) S::store(x + c, S::zero_if(off, a));  // 0 * inf would be NaN
+        V s = S::select(off, lowest(), sigma(f, a));
+        if (masks) {
+          S::store(p + c, s);
+        } else {
+          weight(s, r, p + c);
+        }
+      }
+    }
+    if (masks) {
+      apply_mask(job, t, band, w.p);
+      for (int64_t r = 0; r < t.rows; ++r) {
+        for (int64_t c = from; c < to; c += S::width) {
+          weight(S::load(w.p + r * stride + c), r, w.p + r * stride + c);
+        }
+      }
+    }
+    return S::any(any);
+  }
+
+  // both p, for the product with grad_out, and its gradient
+  void drop(const Tile& t) const {
+    for (int64_t r = 0; r < t.rows; ++r) {
+      DropoutRow row(job.dropout, t.b * job.heads + t.head, t.query + r);
+      for (int64_t c = t.from(); c < t.to(); c += S::width) {
+        int64_t at = r * stride + c;
+        V factor = row.factor(job.dropout, t.key + c);
+        S::store(w.dropped + at, S::load(w.p + at) * factor);
+        S::store(w.ds + at, S::load(w.ds + at) * factor);
+      }
+    }
+  }
+
+  Vectors<S, N> slopes_of(int64_t head) const {
+    const float* set = job.params + head * job.set_of_head * 4 * job.order;
+    for (int i = 0; i < 2 * job.order; ++i) w.slopes[i] = set[i] * static_cast<float>(i % job.order + 1);
+    return Vectors<S, N>({job.order, w.slopes, w.slopes + job.order, set + 2 * job.order, set + 3 * job.order});
+  }
+
+  // ds holds the gradient of p; it becomes that of x, and the parameters' sums grow
+  template <bool WithParams>
+  void scores(const Tile& t, const Vectors<S, N>& slope_params, const float* delta, double* folded,
+              float* row_sums) const {
+    const Vectors<S, N> slopes = slope_params;
+    const int64_t from = t.from(), to = t.to();
+    V in_registers[N == 0 ? 1 : 4 * N];
+    V* sums = N == 0 ? w.lanes : in_registers;
+    for (int j = 0; j < 4 * slopes.order(); ++j) sums[j] = V{};
+    for (int64_t r = 0; r < t.rows; ++r) {
+      const float *x = t.x + r * stride, *p = w.p + r * stride;
+      float* ds = w.ds + r * stride;
+      const V of_row = S::set(delta[r]);
+      V left{}, mean{};
+      for (int64_t c = from; c < to; c += S::width) {
+        V a = S::load(x + c), weight = S::load(p + c), d = weight * (S::load(ds + c) - of_row);
+        if constexpr (WithParams) {
+          left = left + d;
+          mean = mean + weight * a;
+        }
+        S::store(ds + c, sigma_backward<WithParams>(slopes, a, d, sums));
+      }
+      if constexpr (WithParams) {
+        row_sums[r] += S::sum(left);
+        row_sums[r + job.stats_plane] += S::sum(mean);
+      }
+    }
+    if constexpr (WithParams) {
+      for (int j = 0; j < 4 * slopes.order(); ++j) S::add_to(folded + j * S::width, sums[j]);
+    }
+  }
+
+  void add_to_bias(const Tile& t) const {
+    const Scores& m = job.grad_bias;
+    for (int64_t r = 0; r < t.rows; ++r) {
+      float* to =
+          static_cast<float*>(m.data) + t.b * m.batch + t.head * m.head + (t.query + r) * m.row + t.key * m.column;
+      const float* ds = w.ds + r * stride;
+      if (m.column == 0) {
+        float sum = 0;
+        for (int64_t c = t.begin; c < t.end; ++c) sum += ds[c];
+        *to += sum;
+      } else {
+        for (int64_t c = t.begin; c < t.end; ++c) to[c] += ds[c];
+      }
+    }
+  }
+
+  void tile(Tile& t, const Band& band, const Sequence& sequence, int64_t chunk, double* folded) const {
+    int64_t width = padded(job.width), value_width = padded(job.value_width), from = t.from(), columns = t.to() - from;
+    int64_t keys = t.end - t.begin, row = sequence.first_query + t.query;
+    int64_t at = t.b * job.stats_batch + t.head * job.stats_head + row;
+    pack(w.query, width, row_of<const T>(job.query, t.b, t.head, row), job.query.row, t.rows, t.rows, job.width,
+         job.scale);
+    Product<S>{w.query, width, 1, w.key + from, stride, t.x + from, stride, job.width, Start::zero, nullptr}.run(
+        t.rows, columns);
+    add_bias(job, t);
+    if (!weights(t, band, params_of<N>(job, t.head), job.stats + at, job.stats_plane)) return;
+
+    int64_t out_row;
+    const float* grad_out = rows_or_pack(row_of<const T>(job.grad_out, t.b, t.head, row), job.grad_out.row, w.grad_out,
+                                         t.rows, job.value_width, out_row);
+    Product<S>{grad_out, out_row, 1, w.value + from, stride, w.ds + from, stride, job.value_width, Start::zero, nullptr}
+        .run(t.rows, columns);
+    if (job.dropout.on) drop(t);
+    const float* p = job.dropout.on ? w.dropped : w.p;
+    Product<S>{p + t.begin, 1,      stride,     grad_out, out_row, w.grad_value + t.begin * value_width,
+               value_width, t.rows, Start::add, nullptr}
+        .run(keys, value_width);
+
+    const Vectors<S, N> slopes = slopes_of(t.head);
+    if (job.sums != nullptr) {
+      scores<true>(t, slopes, job.delta + at, folded, job.row_sums + chunk * 2 * job.stats_plane + at);
+    } else {
+      scores<false>(t, slopes, job.delta + at, folded, nullptr);
+    }
+    if (job.grad_bias.data != nullptr) add_to_bias(t);
+    Product<S>{w.ds + t.begin, 1,      stride,     w.query, width, w.grad_key + t.begin * width,
+               width,          t.rows, Start::add, nullptr}
+        .run(keys, width);
+    Product<S>{w.ds + t.begin,
+               stride,
+               1,
+               w.key_rows + t.begin * width,
+               width,
+               job.grad_query + chunk * job.grad_query_chunk + at * width,
+               width,
+               keys,
+               Start::add,
+               nullptr}
+        .run(t.rows, width);
+  }
+
+  // Blocks of keys of one chunk, for one batch and key head.
+  void run(int64_t b, int64_t key_head, int64_t chunk, double* folded, int64_t first_head) const {
+    const Sequence sequence(job, b);
+    const Band band(job, sequence);
+    int64_t width = padded(job.width), value_width = padded(job.value_width);
+    int64_t last_key = min((chunk + 1) * job.chunk_keys, sequence.keys);
+    for (int64_t key = chunk * job.chunk_keys; key < last_key; key += stride) {
+      int64_t keys = min(stride, last_key - key);
+      const T* key_at = row_of<const T>(job.key, b, key_head, sequence.first_key + key);
+      const T* value_at = row_of<const T>(job.value, b, key_head, sequence.first_key + key);
+      bool packed = false;
+      for (int64_t i = 0; i < stride * width; i += S::width) S::store(w.grad_key + i, V{});
+      for (int64_t i = 0; i < stride * value_width; i += S::width) S::store(w.grad_value + i, V{});
+      for (int64_t head = key_head * job.group; head < (key_head + 1) * job.group; ++head) {
+        double* own = folded + (job.set_of_head ? head - first_head : 0) * 4 * job.order * S::width;
+        for (int64_t query = 0; query < sequence.queries; query += query_block) {
+          Tile t{b, head, query, min(query_block, sequence.queries - query), key, 0, 0, false, w.x, stride};
+          if (!clip(t, band, keys) || !any_left(job, t)) continue;
+          if (!packed) {
+            packed = true;
+            pack_transposed(w.key, stride, w.rows, key_at, job.key.row, keys, job.width, 1.0f);
+            pack_transposed(w.value, stride, w.rows, value_at, job.value.row, keys, job.value_width, 1.0f);
+            pack(w.key_rows, width, key_at, job.key.row, keys, keys, job.width, job.scale);
+          }
+          tile(t, band, sequence, chunk, own);
+        }
+      }
+      for (int64_t k = 0; k < keys; ++k) {
+        int64_t row = sequence.first_key + key + k;
+        narrow_row(row_of<T>(job.grad_key, b, key_head, row), w.grad_key + k * width, job.width, S::set(1));
+        narrow_row(row_of<T>(job.grad_value, b, key_head, row), w.grad_value + k * value_width, job.value_width,
+                   S::set(1));
+      }
+    }
+  }
+
+  void run(int64_t item) const {
+    int64_t owner = item / job.chunks, chunk = item % job.chunks;
+    int64_t across = job.key_heads() / job.owner_key_heads;
+    int64_t first_batch = owner / across * job.owner_batches, first_key_head = owner % across * job.owner_key_heads;
+    int64_t all = job.sums ? job.sets_of_item() * 4 * job.order : 0;
+    for (int64_t i = 0; i < all * S::width; ++i) w.folded[i] = 0;
+    for (int64_t b = first_batch; b < first_batch + job.owner_batches; ++b) {
+      for (int64_t k = first_key_head; k < first_key_head + job.owner_key_heads; ++k) {
+        run(b, k, chunk, w.folded, first_key_head * job.group);
+      }
+    }
+    for (int64_t j = 0; j < all; ++j) {
+      double sum = 0;
+      for (int i = 0; i < S::width; ++i) sum += w.folded[j * S::width + i];
+      job.sums[item * all + j] = sum;
+    }
+  }
+};
+
+// A row's ds add up to 0, or to the gradient of its log-sum, but for rounding: that of delta, which all of the row's ds
+// share, and which the parameters' sums, of ds times something that depends on x, therefore would show. As the ds ought
+// to add up so, the same constant may be taken from that something in a whole row; its value at the row's mean x is
+// close to its mean, and what is left of the error is small. By linearity that is one more entry of each row: x its
+// mean, ds what there is too much of it.
+template <int N>
+void settle_line(const AttentionJob& job, const BackwardScratch& w, const float* grad_lse, double* to, int64_t line) {
+  const Vectors<S, N> slopes = Backward<float, N>{job, w}.slopes_of(line % job.heads);
+  for (int j = 0; j < 4 * job.order; ++j) w.lanes[j] = V{};
+  for (int64_t i = 0; i < job.stats_head; i += S::width) {
+    int n = static_cast<int>(min(S::width, job.stats_head - i));
+    int64_t row = line * job.stats_head + i;
+    V left{}, mean{};
+    for (int64_t chunk = 0; chunk < job.chunks; ++chunk) {
+      const float* sums = job.row_sums + chunk * 2 * job.stats_plane + row;
+      left = left + S::load(sums, n);
+      mean = mean + S::load(sums + job.stats_plane, n);
+    }
+    if (grad_lse) left = left - S::load(grad_lse + row, n);
+    left = S::zero_if(S::le(S::load(job.stats + job.stats_plane + row, n), V{}), left);  // rows without keys
+    sigma_backward<true>(slopes, mean, -left, w.lanes);
+  }
+  for (int j = 0; j < 4 * job.order; ++j) to[j] = S::sum(w.lanes[j]);
+}
+
+// Rows in the order of stats: (B, H, Lq), or (H, all rows) if packed.
+struct Row {
+  int64_t b, head, i;
+  Row(const AttentionJob& job, int64_t row) {
+    i = row % job.stats_head;
+    head = row / job.stats_head % job.heads;
+    b = row / job.stats_head / job.heads;
+  }
+};
+
+template <class T>
+void delta(const AttentionJob& job, const float* grad_lse, float* to, int64_t first, int64_t last) {
+  using M = Memory<S, T>;
+  for (int64_t row = first; row < last; ++row) {
+    Row at(job, row);
+    const T* g = row_of<const T>(job.grad_out, at.b, at.head, at.i);
+    V sum{};
+    const Heads parts[] = {job.rest, job.out};
+    for (const Heads& part : parts) {
+      if (part.data == nullptr) continue;
+      const T* a = row_of<const T>(part, at.b, at.head, at.i);
+      int64_t i = 0;
+      for (; i + S::width <= job.value_width; i += S::width) sum = sum + M::load(a + i) * M::load(g + i);
+      int left = static_cast<int>(job.value_width - i);
+      if (left) sum = sum + M::load(a + i, left) * M::load(g + i, left);
+    }
+    to[row] = S::sum(sum) - (grad_lse ? grad_lse[row] : 0);
+  }
+}
+
+template <class T>
+void collect(const AttentionJob& job, const Heads& to, int64_t first, int64_t last) {
+  int64_t width = padded(job.width);
+  for (int64_t row = first; row < last; ++row) {
+    Row at(job, row);
+    float* sum = job.grad_query + row * width;
+    for (int64_t chunk = 1; chunk < job.chunks; ++chunk) {
+      const float* other = sum + chunk * job.grad_query_chunk;
+      for (int64_t i = 0; i < width; i += S::width) S::store(sum + i, S::load(sum + i) + S::load(other + i));
+    }
+    T* home = row_of<T>(to, at.b, at.head, at.i);
+    if (static_cast<void*>(home) != sum) narrow_row(home, sum, job.width, S::set(1));
+  }
+}
+
+}  // namespace
+}  // namespace multimax::MULTIMAX_ISA

@@ -1,0 +1,358 @@
+// What attention's forward and backward have in common: tiles of scores, what is left of them, rows in and out.
+#pragma once
+
+#include "attention.h"
+#include "memory.h"
+#include "multimax_math.h"
+#include "product.h"
+
+namespace multimax::MULTIMAX_ISA {
+namespace {  // part of attention.cpp
+
+using S = Simd<float>;
+using V = S::V;
+
+constexpr int64_t query_block = 48;  // a multiple of a product's block of rows
+constexpr int64_t key_block = 128;   // keys of a tile, forward; a tile fits the first-level cache
+constexpr int64_t key_block_backward = 64;
+constexpr int64_t item_units = 10;  // blocks of queries that a packed block of keys serves, forward
+
+inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }
+
+inline V lowest() { return S::set(minus_infinity<float>()); }
+// scores at or below half of float32's lowest value count as masked
+constexpr float score_floor = -0x1.fffffep126f;
+
+// One sequence of queries and of keys.
+struct Sequence {
+  int64_t queries, keys, first_query, first_key;
+
+  Sequence(const AttentionJob& job, int64_t b) {
+    first_query = job.query_starts ? job.query_starts[b] : 0;
+    first_key = job.key_starts ? job.key_starts[b] : 0;
+    queries = job.query_starts ? job.query_starts[b + 1] - first_query : job.queries;
+    keys = job.key_starts ? job.key_starts[b + 1] - first_key : job.keys;
+  }
+};
+
+// The keys that take part for query i are [first(i), last(i)), neither of which falls as i grows.
+struct Band {
+  int64_t keys, first_offset, last_offset;
+
+  Band(const AttentionJob& job, const Sequence& sequence) : keys(sequence.keys) {
+    int64_t diagonal = sequence.keys - sequence.queries;
+    first_offset = job.left < 0 ? -sequence.queries : diagonal - job.left;
+    last_offset = job.right < 0 ? sequence.keys : diagonal + job.right + 1;
+    if (job.causal) last_offset = min(last_offset, 1);
+  }
+  int64_t first(int64_t i) const { return min(max(i + first_offset, 0), keys); }
+  int64_t last(int64_t i) const { return min(max(i + last_offset, 0), keys); }
+};
+
+template <class T>
+inline T* row_of(const Heads& m, int64_t b, int64_t h, int64_t i) {
+  return static_cast<T*>(m.data) + b * m.batch + h * m.head + i * m.row;
+}
+
+// n entries to a row of float32, times a factor, and zeros up to the row's padded width
+template <class T>
+inline void widen_row(float* to, const T* from, int64_t n, V factor) {
+  using M = Memory<S, T>;
+  int64_t i = 0;
+  for (; i + S::width <= n; i += S::width) S::store(to + i, M::load(from + i) * factor);
+  if (i < n) S::store(to + i, M::load(from + i, static_cast<int>(n - i)) * factor), i += S::width;
+  for (; i < padded(n); i += S::width) S::store(to + i, V{});
+}
+
+template <class T>
+inline void narrow_row(T* to, const float* from, int64_t n, V factor) {
+  using M = Memory<S, T>;
+  int64_t i = 0;
+  for (; i + S::width <= n; i += S::width) M::store(to + i, S::load(from + i) * factor);
+  if (i < n) M::store(to + i, S::load(from + i) * factor, static_cast<int>(n - i));
+}
+
+// what rounding took in narrow_row
+template <class T>
+inline void lost_row(T* to, const T* rounded, const float* from, int64_t n, V factor) {
+  using M = Memory<S, T>;
+  int64_t i = 0;
+  for (; i + S::width <= n; i += S::width) M::store(to + i, S::load(from + i) * factor - M::load(rounded + i));
+  int left = static_cast<int>(n - i);
+  if (left) M::store(to + i, S::load(from + i) * factor - M::load(rounded + i, left), left);
+}
+
+// rows of a matrix as float32, padded; those beyond the matrix's end are zero
+template <class T>
+void pack(float* to, int64_t to_row, const T* from, int64_t from_row, int64_t rows, int64_t all_rows, int64_t width,
+          float factor) {
+  for (int64_t i = 0; i < rows; ++i) widen_row(to + i * to_row, from + i * from_row, width, S::set(factor));
+  for (int64_t i = rows; i < all_rows; ++i) {
+    for (int64_t j = 0; j < padded(width); j += S::width) S::store(to + i * to_row + j, V{});
+  }
+}
+
+#if defined(__AVX512F__)
+// 16 x 16, in four rounds of exchanges
+inline void transpose_block(float* to, int64_t to_row, const float* from, int64_t from_row) {
+  __m512 r[16], t[16];
+  for (int i = 0; i < 16; ++i) r[i] = _mm512_loadu_ps(from + i * from_row);
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
+    t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    r[i] = _mm512_shuffle_ps(t[i], t[i + 2], 0x44);
+    r[i + 1] = _mm512_shuffle_ps(t[i], t[i + 2], 0xee);
+    r[i + 2] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+    r[i + 3] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+  }
+  for (int i = 0; i < 4; ++i) {
+    t[i] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0x88);
+    t[i + 4] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0xdd);
+    t[i + 8] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0x88);
+    t[i + 12] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0xdd);
+  }
+  for (int i = 0; i < 4; ++i) {
+    _mm512_storeu_ps(to + i * to_row, _mm512_shuffle_f32x4(t[i], t[i + 8], 0x88));
+    _mm512_storeu_ps(to + (i + 8) * to_row, _mm512_shuffle_f32x4(t[i], t[i + 8], 0xdd));
+    _mm512_storeu_ps(to + (i + 4) * to_row, _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0x88));
+    _mm512_storeu_ps(to + (i + 12) * to_row, _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0xdd));
+  }
+}
+#else
+inline void transpose_block(float* to, int64_t to_row, const float* from, int64_t from_row) {
+  for (int i = 0; i < 16; ++i) {
+    for (int j = 0; j < 16; ++j) to[i * to_row + j] = from[j * from_row + i];
+  }
+}
+#endif
+
+// to[d][k] = from[k][d]; both dims multiples of 16
+inline void transpose(float* to, int64_t to_row, const float* from, int64_t from_row, int64_t rows, int64_t columns) {
+  for (int64_t k = 0; k < rows; k += 16) {
+    for (int64_t d = 0; d < columns; d += 16) {
+      transpose_block(to + d * to_row + k, to_row, from + k * from_row + d, from_row);
+    }
+  }
+}
+
+// Entries [column, column + width) of a row of mask or bias; those from `end` on are not read.
+template <class T>
+inline V load_scores(const Scores& m, int64_t at, int64_t column, int64_t end) {
+  const T* row = static_cast<const T*>(m.data) + at;
+  if constexpr (same<T, unsigned char>) {
+    if (m.column == 0) return row[0] ? V{} : lowest();
+    int n = static_cast<int>(min(end - column, S::width));
+#if defined(__AVX512F__)
+    __m128i bytes = _mm_maskz_loadu_epi8(S::first(n), row + column);
+    return S::select(_mm_test_epi8_mask(bytes, bytes), V{}, lowest());
+#else
+    S::I on{};
+    for (int i = 0; i < n; ++i) on[i] = row[column + i];
+    return S::select(on != 0, V{}, lowest());
+#endif
+  } else {
+    using M = Memory<S, T>;
+    if (m.column == 0) {
+      float lane[S::width];
+      S::store(lane, M::load(row, 1));
+      return S::set(lane[0]);
+    }
+    return column + S::width <= end ? M::load(row + column) : M::load(row + column, static_cast<int>(end - column));
+  }
+}
+
+inline float mask_floor(ScoreType type) {
+  switch (type) {
+    case ScoreType::bf16:
+      return -0x1.fep126f;
+    case ScoreType::f16:
+      return -32752.0f;
+    default:
+      return score_floor;
+  }
+}
+
+template <class F>
+MULTIMAX_INLINE void with_score_type(ScoreType type, F f) {
+  switch (type) {
+    case ScoreType::none:
+      return;
+    case ScoreType::boolean:
+      return f.template operator()<unsigned char>();
+    case ScoreType::f32:
+      return f.template operator()<float>();
+    case ScoreType::bf16:
+      return f.template operator()<bf16>();
+    case ScoreType::f16:
+      return f.template operator()<f16>();
+  }
+}
+
+inline uint64_t mix(uint64_t z) {
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  return z ^ (z >> 31);
+}
+
+// Which entries of a row dropout keeps follows from seed, head, query and key alone: by a hash, so nothing is stored.
+struct DropoutRow {
+  uint32_t first, second;
+
+  DropoutRow(const Dropout& dropout, int64_t head, int64_t query) {
+    uint64_t z = mix(dropout.seed + 0x9e3779b97f4a7c15u * (static_cast<uint64_t>(head) + 1));
+    z = mix(z + 0x9e3779b97f4a7c15u * (static_cast<uint64_t>(query) + 1));
+    first = static_cast<uint32_t>(z);
+    second = static_cast<uint32_t>(z >> 32);
+  }
+  // scale where key `column` and its neighbours are kept, else 0
+  V factor(const Dropout& dropout, int64_t column) const {
+    S::U z;
+    for (int i = 0; i < S::width; ++i) z[i] = static_cast<uint32_t>(column + i);
+    z = z * 0x9e3779b1u ^ first;
+    z = (z ^ (z >> 16)) * 0x85ebca6bu + second;
+    z = (z ^ (z >> 13)) * 0xc2b2ae35u;
+    z = z ^ (z >> 16);
+    return reinterpret_cast<V>(reinterpret_cast<S::I>(S::set(dropout.scale)) & (z >= (S::U{} + dropout.below)));
+  }
+};
+
+// A block of queries of one head, against a block of keys.
+struct Tile {
+  int64_t b, head, query, rows;  // first query, and how many
+  int64_t key, begin, end;       // the block's first key; columns [begin, end) of it take part for some row
+  bool edge;                     // not for all rows, or the last vector is not full
+  float* x;                      // (query_block, stride)
+  int64_t stride;
+
+  // begin and end as whole vectors
+  int64_t from() const { return begin / 16 * 16; }
+  int64_t to() const { return padded(end); }
+};
+
+// Narrows a tile to the band; false if nothing is left.
+inline bool clip(Tile& t, const Band& band, int64_t block_keys) {
+  t.begin = max(band.first(t.query) - t.key, 0);
+  t.end = min(band.last(t.query + t.rows - 1) - t.key, block_keys);
+  if (t.begin >= t.end) return false;
+  t.edge = t.begin % 16 != 0 || t.end % 16 != 0 || band.first(t.query + t.rows - 1) > t.key + t.begin ||
+           band.last(t.query) < t.key + t.end;
+  return true;
+}
+
+// Whether the mask leaves anything of the tile.
+inline bool any_left(const AttentionJob& job, const Tile& t) {
+  const Scores& m = job.mask;
+  bool left = m.type == ScoreType::none;
+  int64_t rows = m.row == 0 ? 1 : t.rows, end = m.column == 0 ? t.begin + 1 : t.end;
+  with_score_type(m.type, [&]<class T>() {
+    V floor = S::set(mask_floor(m.type));
+    for (int64_t r = 0; r < rows && !left; ++r) {
+      int64_t at = t.b * m.batch + t.head * m.head + (t.query + r) * m.row + t.key * m.column;
+      for (int64_t c = t.begin; c < end && !left; c += S::width) {
+        auto there = S::first(static_cast<int>(min(end - c, S::width)));
+        left = S::any(S::both(there, S::not_ge(floor, load_scores<T>(m, at, c, end))));  // above the floor, or NaN
+      }
+    }
+  });
+  return left;
+}
+
+inline void add_bias(const AttentionJob& job, const Tile& t) {
+  const Scores& m = job.bias;
+  with_score_type(m.type, [&]<class T>() {
+    V floor = S::set(mask_floor(m.type));
+    for (int64_t r = 0; r < t.rows; ++r) {
+      int64_t at = t.b * m.batch + t.head * m.head + (t.query + r) * m.row + t.key * m.column;
+      float* x = t.x + r * t.stride;
+      for (int64_t c = t.from(); c < t.to(); c += S::width) {
+        V bias = load_scores<T>(m, at, c, t.end);
+        V sum = S::load(x + c) + bias;
+        S::store(x + c, S::select(S::le(bias, floor), lowest(), sum));
+      }
+    }
+  });
+}
+
+// s += mask where it is given as numbers, -inf where it rules out; -inf outside of the band
+inline void apply_mask(const AttentionJob& job, const Tile& t, const Band& band, float* s) {
+  const Scores& m = job.mask;
+  with_score_type(m.type, [&]<class T>() {
+    V floor = S::set(mask_floor(m.type));
+    for (int64_t r = 0; r < t.rows; ++r) {
+      int64_t at = t.b * m.batch + t.head * m.head + (t.query + r) * m.row + t.key * m.column;
+      float* row = s + r * t.stride;
+      for (int64_t c = t.from(); c < t.to(); c += S::width) {
+        V mask = load_scores<T>(m, at, c, t.end);
+        V own = S::load(row + c);
+        // what was masked before stays so, whatever is added
+        auto off = S::either(S::le(mask, floor), S::le(own, lowest()));
+        S::store(row + c, S::select(off, lowest(), own + mask));
+      }
+    }
+  });
+  if (!t.edge) return;
+  for (int64_t r = 0; r < t.rows; ++r) {
+    int64_t first = band.first(t.query + r) - t.key, last = min(band.last(t.query + r) - t.key, t.end);
+    float* row = s + r * t.stride;
+    for (int64_t c = t.from(); c < min(first, t.to()); ++c) row[c] = minus_infinity<float>();
+    for (int64_t c = max(last, t.from()); c < t.to(); ++c) row[c] = minus_infinity<float>();
+  }
+}
+
+inline V finite(V top) { return S::select(S::le(top, lowest()), V{}, top); }
+
+template <int N>
+Vectors<S, N> params_of(const AttentionJob& job, int64_t head) {
+  const float* set = job.params + head * job.set_of_head * 4 * job.order;
+  return Vectors<S, N>({job.order, set, set + job.order, set + 2 * job.order, set + 3 * job.order});
+}
+
+// Memory of one thread, taken piece by piece.
+struct Pieces {
+  char* base;
+  int64_t bytes = 0;
+
+  template <class T>
+  T* take(int64_t n) {
+    T* p = reinterpret_cast<T*>(base + bytes);
+    // one line between pieces, so that rows of different ones do not all fall on the same cache sets
+    bytes += (n * static_cast<int64_t>(sizeof(T)) + 63) / 64 * 64 + 64;
+    return p;
+  }
+};
+
+// Keys of a block, transposed: to (width, block).
+template <class T>
+void pack_transposed(float* to, int64_t to_row, float* rows, const T* from, int64_t from_row, int64_t keys,
+                     int64_t width, float factor) {
+  for (int64_t k = 0; k < padded(keys); k += 16) {
+    pack(rows, padded(width), from + k * from_row, from_row, min(16, keys - k), 16, width, factor);
+    transpose(to + k, to_row, rows, padded(width), 16, padded(width));
+  }
+}
+
+// The rows of a matrix as a product takes them: in place if they are float32 of a fitting width, else packed.
+template <class T>
+inline const float* rows_or_pack(const T* from, int64_t from_row, float* buffer, int64_t rows, int64_t width,
+                                 int64_t& row) {
+  if constexpr (same<T, float>) {
+    if (width % 16 == 0) {
+      row = from_row;
+      return from;
+    }
+  }
+  row = padded(width);
+  pack(buffer, row, from, from_row, rows, rows, width, 1.0f);
+  return buffer;
+}
+
+// Blocks of queries are counted over the heads of a group: unit = (head in group, block).
+inline int64_t blocks_of(int64_t queries) { return ceil_div(queries, query_block); }
+
+}  // namespace
+}  // namespace multimax::MULTIMAX_ISA
