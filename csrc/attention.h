@@ -66,7 +66,7 @@ struct AttentionJob {
   int64_t chunks, chunk_keys;
   int64_t owners, owner_batches, owner_key_heads;  // batches and key heads of one owner
   double* sums;  // (items, heads of an owner if set_of_head else 1, 4 order); null where not needed
-  // (chunks, 2, rows as in stats), float32, zero before: each row's sum of ds, and of p x. See settle in attention.cpp.
+  // (chunks, 2, rows as in stats), float32, zero before: each row's sum of ds, and of p x. See settle_line.
   float* row_sums;
 
   int64_t key_heads() const { return heads / group; }
