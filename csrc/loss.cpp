@@ -103,6 +103,7 @@ struct Forward {
     const T* const x_ = static_cast<const T*>(job.x) + r * job.row_stride;
     const int64_t entries = job.classes, vectors = (entries + S::width - 1) / S::width;
     const Wanted<S, T> wanted(job, r);
+    const bool dense = job.dense();
     const Vectors<S, N> f = this->f;
     const V floor = this->floor;
 
@@ -112,20 +113,16 @@ struct Forward {
       const int64_t end = min(begin + segment, vectors);
       C* const work = this->work;
       const int64_t origin = begin * S::width;
-      V m = lowest(), masses{}, dots{};
+      V m = lowest(), masses{};
       for (int64_t part = begin; part < end; part += sum_every) {
-        V q_sum{}, dot_sum{};
+        V q_sum{};
         each<S>(
             part, min(part + sum_every, end), entries, MULTIMAX_EACH {
               V x = load<S>(x_ + at, n);
               auto off = masked<S>(x, floor, n);
               V s = S::select(off, lowest(), sigma(f, x));
               if constexpr (Full) {
-                V q = wanted.at(at, n);
-                // nothing is wanted of what is not there; a masked class that is wanted makes the loss infinite
-                auto none = S::both(off, S::le(q, V{}));
-                q_sum = q_sum + S::zero_if(off, q);
-                dot_sum = dot_sum + S::zero_if(none, q * s);
+                if (dense) q_sum = q_sum + S::zero_if(off, wanted.at(at, n));
                 auto higher = S::lt(top_of_lane, s);
                 top_of_lane = S::select(higher, s, top_of_lane);
                 best_of_lane = S::select(higher, S::set(static_cast<C>(i)), best_of_lane);
@@ -133,43 +130,52 @@ struct Forward {
               m = S::max(s, m);
               S::store(work + (at - origin), s);
             });
-        if constexpr (Full) {
-          masses = masses + q_sum;
-          dots = dots + dot_sum;
-        }
+        if constexpr (Full) masses = masses + q_sum;
       }
       const C highest = S::max(m);
       const V base = S::set(highest == minus_infinity<C>() ? C{} : highest);
-      V sums{}, spreads{};
+      V sums{}, spreads{}, dots{};
       for (int64_t part = begin; part < end; part += sum_every) {
-        V sum{}, spread_sum{};
+        V sum{}, spread_sum{}, dot_sum{};
         each<S>(
             part, min(part + sum_every, end), entries, MULTIMAX_EACH {
               V s = S::load(work + (at - origin)) - base;  // lanes that are not there hold -inf
               V e = exp<S>(s);
               sum = sum + e;
-              if constexpr (Full) spread_sum = spread_sum + S::zero_if(S::le(e, V{}), e * s);
+              if constexpr (Full) {
+                spread_sum = spread_sum + S::zero_if(S::le(e, V{}), e * s);
+                if (dense) {
+                  // what is not there and not wanted costs nothing; what is wanted all the same, infinitely much
+                  V q = wanted.at(at, n);
+                  auto zero = S::both(S::le(q, V{}), S::le(V{}, q));
+                  dot_sum = dot_sum + S::zero_if(S::both(zero, S::le(s, lowest())), q * s);
+                }
+              }
             });
         sums = sums + sum;
-        if constexpr (Full) spreads = spreads + spread_sum;
-      }
-      if constexpr (Full) {
-        mass += static_cast<double>(S::sum(masses));
-        dot += static_cast<double>(S::sum(dots));
+        if constexpr (Full) {
+          spreads = spreads + spread_sum;
+          dots = dots + dot_sum;
+        }
       }
       // to the higher of the two maxima
       const double own = static_cast<double>(highest), higher = own > top ? own : top;
-      const double own_total = static_cast<double>(S::sum(sums));
+      const double own_total = static_cast<double>(S::sum(sums)), own_mass = static_cast<double>(S::sum(masses));
+      const double own_dot = static_cast<double>(S::sum(dots));
       if (higher == minus_infinity<double>()) {
         total += own_total;  // 0, or NaN
+        mass += own_mass;
+        dot += own_dot;
         continue;
       }
       const double a = __builtin_exp(top - higher), b = __builtin_exp(own - higher);
       if constexpr (Full) {
-        // exp(-inf) (-inf) is 0 here
-        const double from_top = a > 0 ? a * (spread + (top - higher) * total) : 0.0;
-        const double from_own = b > 0 ? b * (static_cast<double>(S::sum(spreads)) + (own - higher) * own_total) : 0.0;
-        spread = from_top + from_own;
+        // a factor of 0 is 0, whatever it is multiplied with
+        auto times = [](double x, double y) { return x == 0 ? 0.0 : x * y; };
+        spread = times(a, spread + times(total, top - higher)) +
+                 times(b, static_cast<double>(S::sum(spreads)) + times(own_total, own - higher));
+        dot = dot + times(mass, top - higher) + own_dot + times(own_mass, own - higher);
+        mass += own_mass;
       }
       total = total * a + own_total * b;
       top = higher;
@@ -187,10 +193,10 @@ struct Forward {
       stats[LossPlane::spread * plane] = spread;
       int64_t best = entries;
       for (int lane = 0; lane < S::width; ++lane) {
-        if (static_cast<double>(top_of_lane[lane]) != top) continue;
+        if (top == minus_infinity<double>() || static_cast<double>(top_of_lane[lane]) != top) continue;
         best = min(best, static_cast<int64_t>(best_of_lane[lane]) * S::width + lane);
       }
-      stats[LossPlane::best * plane] = static_cast<double>(job.first_class + (best < entries ? best : 0));
+      stats[LossPlane::best * plane] = static_cast<double>(best < entries ? job.first_class + best : -1);
     }
   }
 };
@@ -216,12 +222,13 @@ struct Backward {
     const Wanted<S, T> wanted(job, r);
     const Vectors<S, N> f = this->f, slopes = this->slopes;
     const V floor = this->floor;
-    const V top = S::set(static_cast<C>(job.stats[r]));
-    const V p_scale = S::set(static_cast<C>(job.p_scale[r] / job.stats[job.rows + r]));
+    const double* const stats = job.stats + r;
+    const V top = S::set(static_cast<C>(stats[LossPlane::top * job.rows]));
+    const V p_scale = S::set(static_cast<C>(job.p_scale[r] / stats[LossPlane::total * job.rows]));
     const V scale = S::set(static_cast<C>(job.scale[r]));
     const int64_t entry = entry_of(job, r);
     // read before out, which may be x, is written
-    const V x_of_target = load<S>(x_ + (entry < 0 ? 0 : entry), 1);
+    const V x_of_target = entry < 0 ? V{} : load<S>(x_ + entry, 1);
 
     V in_registers[N == 0 ? 1 : 4 * N];
     V* const sums = N == 0 ? params.lanes : in_registers;

@@ -15,8 +15,9 @@
 namespace multimax {
 
 // The forward's results, (planes, rows): the largest s and sum of exp(s - largest); s of the target's index; sum of q
-// and of q s, over all entries that are not masked; sum of exp(s - largest) (s - largest); index of the first largest.
-// The last four only if asked for.
+// over all entries that are not masked, and of q (s - largest); sum of exp(s - largest) (s - largest); index of the
+// first largest, -1 if there is none. The last four only if asked for. Where all is masked, "largest" is -inf, and 0 in
+// sums.
 enum LossPlane { top, total, score, mass, dot, spread, best, loss_planes };
 
 struct LossJob {

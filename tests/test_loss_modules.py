@@ -63,6 +63,15 @@ class TestLinearMultiMaxCrossEntropyLoss:
         for a, b in zip(grads(own(hidden, target), own.linear), grads(theirs(hidden, target), theirs), strict=True):
             torch.testing.assert_close(a, b)
 
+    def test_stats(self) -> None:
+        for criterion, x in (
+            (multimax.LinearMultiMaxCrossEntropyLoss(6, 10), torch.randn(4, 6)),
+            (multimax.MultiMaxCrossEntropyLoss(), torch.randn(4, 10)),
+        ):
+            loss, stats = criterion(x, torch.randint(10, (4,)), return_stats=True)
+            assert loss.shape == ()
+            assert stats.entropy.shape == (4,)
+
     def test_batches_of_sequences(self) -> None:
         criterion = multimax.LinearMultiMaxCrossEntropyLoss(6, 10, reduction="none", chunk=2)
         assert criterion(torch.randn(2, 3, 6), torch.randint(10, (2, 3))).shape == (2, 3)

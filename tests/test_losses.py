@@ -11,7 +11,7 @@ from torch import Tensor
 
 import multimax
 from conftest import needs_kernels
-from multimax import loss_ops, reference
+from multimax import loss_ops, ops, reference
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -386,6 +386,88 @@ class TestEdges:
         loss.sum().backward()
         assert all((t.grad == 0).all() for t in given)
 
+    def test_strides(self) -> None:
+        """Targets, logits and weights that do not lie as they are read."""
+        params = parameters()
+        labels = torch.randint(9, (6, 2))
+        x = torch.randn(6, 9)
+        expected = multimax.multimax_cross_entropy(x, labels[:, 0].contiguous(), *params)
+        assert torch.equal(multimax.multimax_cross_entropy(x, labels[:, 0], *params), expected)
+        assert torch.equal(multimax.multimax_cross_entropy(x.t().contiguous().t(), labels[:, 0], *params), expected)
+        one = torch.tensor(3).expand(6)
+        assert torch.equal(
+            multimax.multimax_cross_entropy(x, one, *params), multimax.multimax_cross_entropy(x, one.clone(), *params)
+        )
+        soft = torch.softmax(torch.randn(6, 9), -1)
+        turned = soft.t().contiguous().t()
+        expected = multimax.multimax_cross_entropy(x, soft, *params)
+        assert torch.equal(multimax.multimax_cross_entropy(x, turned, *params), expected)
+        single = x.t()[None]  # (1, 9, 6): one batch of six places
+        own = single.clone().requires_grad_()
+        loss = multimax.multimax_cross_entropy(own, soft.t()[None], *params)
+        torch.testing.assert_close(loss, expected)
+        loss.backward()
+        h, w = torch.randn(6, 4), torch.randn(4, 9)
+        given = leaves(h, w)
+        loss = multimax.linear_multimax_cross_entropy(given[0], given[1].t(), labels[:, 0], *params)
+        other = leaves(h, w)
+        judge = multimax.multimax_cross_entropy(other[0] @ other[1], labels[:, 0], *params)
+        for a, b in zip(gradients(loss, None, given), gradients(judge, None, other), strict=True):
+            torch.testing.assert_close(a, b)
+        overlapping = torch.randn(12).unfold(0, 9, 1).requires_grad_()
+        multimax.multimax_cross_entropy(overlapping, torch.tensor([0, 1, 2, 3]), *params).backward()
+
+    def test_no_classes(self) -> None:
+        for reduction in ("sum", "none"):
+            x = torch.randn(3, 0, requires_grad=True)
+            loss = multimax.multimax_cross_entropy(x, torch.rand(3, 0), *parameters(), reduction=reduction)
+            loss.sum().backward()
+            assert x.grad.shape == (3, 0)
+
+    @pytest.mark.parametrize("impl", ["auto", "reference"])
+    def test_where_sigma_overflows(self, impl: str) -> None:
+        coefs, knots = torch.tensor([[0.0, 0.0], [-1.0, 0.0]]), torch.zeros(2, 2)
+        x = torch.tensor([[1.0, 2.0, -1e20]])
+        for stats in (False, True):
+            found = multimax.multimax_cross_entropy(x, torch.tensor([0]), coefs, knots, return_stats=stats, impl=impl)
+            loss = found[0] if stats else found
+            torch.testing.assert_close(loss, F.cross_entropy(x[:, :2], torch.tensor([0])))
+            if stats:
+                p = torch.softmax(x[:, :2], -1)
+                torch.testing.assert_close(found[1].entropy, -(p * p.log()).sum(-1))
+
+    @pytest.mark.parametrize("impl", ["auto", "plain"])
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_an_offset_costs_no_digits(self, impl: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        if impl == "plain":
+            monkeypatch.setattr(multimax.losses, "_path", lambda *_: "plain")
+        x = torch.randn(20, 500).round(decimals=2) + 1024
+        target = make_target(kind, 20, 500)
+        exact = F.cross_entropy(
+            x.double(), target.double() if target.is_floating_point() else target, label_smoothing=0.1
+        )
+        theirs = F.cross_entropy(x, target, label_smoothing=0.1)
+        own = multimax.multimax_cross_entropy(x, target, *zero(), label_smoothing=0.1)
+        assert (own - exact).abs() <= 2 * (theirs - exact).abs() + 1e-6
+
+    def test_places(self) -> None:
+        """A weight for several places, as torch has it."""
+        h, w, b = torch.randn(5, 4), torch.randn(7, 2, 3, 4), torch.randn(7, 2, 3)
+        for target in (torch.randint(7, (5, 2, 3)), torch.softmax(torch.randn(5, 7, 2, 3), 1)):
+            given, other = leaves(h, w, b), leaves(h, w, b)
+            own = multimax.linear_multimax_cross_entropy(
+                given[0], given[1], target, *zero(), linear_bias=given[2], ignore_index=None
+            )
+            theirs = F.linear_cross_entropy(other[0], other[1], target, linear_bias=other[2])
+            for a, judge in zip(gradients(own, None, given), gradients(theirs, None, other), strict=True):
+                torch.testing.assert_close(a, judge, rtol=1e-5, atol=1e-6)
+
+    def test_nothing_left_and_not_accurate(self) -> None:
+        x = torch.full((2, 5), -torch.inf)
+        x[1, 0] = 1.0
+        _, stats = multimax.multimax_cross_entropy(x, torch.tensor([0, 0]), *parameters(), return_stats=True)
+        assert stats.accuracy == 0.5
+
     def test_a_single_hidden_state(self) -> None:
         h, w = torch.randn(3), torch.randn(11, 3)
         loss = multimax.linear_multimax_cross_entropy(h, w, torch.tensor(4), *parameters())
@@ -516,6 +598,33 @@ class TestTraining:
             x = torch.randn(3, 5, dtype=torch.bfloat16)
             assert multimax.multimax_cross_entropy(x, torch.tensor([1, 2, 3]), *zero()).dtype == torch.float32
 
+    def test_tied_embedding_with_a_graph_of_the_gradient(self) -> None:
+        """create_graph=True follows an input that depends on another once, not twice."""
+        coefs, knots = parameters()
+        tokens = torch.randint(50, (20,))
+        for reduction in ("mean", "none"):
+            (table,) = leaves(torch.randn(50, 8))
+            loss = multimax.linear_multimax_cross_entropy(
+                torch.tanh(table[tokens]), table, tokens.roll(1), coefs, knots, reduction=reduction, chunk=7
+            ).sum()
+            (plain,) = torch.autograd.grad(loss, table, retain_graph=True)
+            (with_graph,) = torch.autograd.grad(loss, table, create_graph=True)
+            torch.testing.assert_close(plain, with_graph)
+
+    def test_float16_with_large_weights_and_nothing_that_counts(self) -> None:
+        h, w = torch.randn(8, 4).half(), torch.randn(11, 4).half()
+        target = torch.randint(11, (8,))
+        results = []
+        for weight in (None, torch.full((11,), 5000.0)):
+            given = leaves(h, w)
+            loss = multimax.linear_multimax_cross_entropy(*given, target, *zero(), weight=weight)
+            results.append(gradients(loss, None, given))
+        for a, b in zip(*results, strict=True):
+            torch.testing.assert_close(a, b, rtol=2e-3, atol=1e-4)
+        given = leaves(h, w)
+        loss = multimax.linear_multimax_cross_entropy(*given, torch.full((8,), -100), *zero())
+        assert all((grad == 0).all() for grad in torch.autograd.grad(loss, given))
+
     def test_loss_scaling_in_float16(self) -> None:
         """The gradient of a mean over many rows does not vanish before the loss scaling can save it."""
         rows, classes = 4096, 500
@@ -529,7 +638,7 @@ class TestTraining:
         for own, exact in zip(*results, strict=True):
             assert (own.double() - exact).norm() < 2e-3 * exact.norm()
 
-    def test_only_a_chunk_of_logits(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_only_a_chunk_of_logits(self) -> None:
         """No tensor of the classes' size but the weight, its gradient and one chunk."""
         from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -543,15 +652,23 @@ class TestTraining:
                         sizes.append(tuple(t.shape))
                 return out
 
-        h, w = leaves(torch.randn(64, 8), torch.randn(997, 8))
-        for reduction in ("mean", "none"):
-            with Watch():
-                loss = multimax.linear_multimax_cross_entropy(
-                    h, w, torch.randint(997, (64,)), *parameters(), chunk=16, reduction=reduction
-                )
-                loss.sum().backward()
-            assert sizes
-            assert max(size[0] for size in sizes if size[-1] == 997 and size[0] != 8) <= 16
+        h, w = torch.randn(64, 8), torch.randn(997, 8)
+        setting = loss_ops.Setting(None, -100, 0.0, "plain" if ops.unavailable else "cpu", True)
+        with Watch():
+            loss_ops._linear(
+                h,
+                w,
+                None,
+                torch.randint(997, (64,)),
+                *parameters(),
+                setting,
+                16,
+                torch.float32,
+                lambda rows, log_sum: (torch.ones_like(log_sum), log_sum),
+                (True,) * 5,
+            )
+        assert (16, 997) in sizes
+        assert all(size in ((997, 8), (8, 997)) or size[0] <= 16 or size == (997,) for size in sizes)
 
 
 @needs_kernels

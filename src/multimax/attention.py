@@ -10,7 +10,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from multimax import attention_ops, checks
+from multimax import attention_ops, checks, ops
 from multimax.functional import choose
 
 Window = tuple[int | None, int | None]
@@ -18,10 +18,9 @@ Window = tuple[int | None, int | None]
 
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """As torch does with the inputs of scaled_dot_product_attention."""
-    device = tensors[0].device.type
-    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+    dtype = ops.autocast_dtype(tensors[0].device)
+    if dtype is None:
         return tensors
-    dtype = torch.get_autocast_dtype(device)
     return tuple(t.to(dtype) if t.dtype in (torch.float32, torch.float16, torch.bfloat16) else t for t in tensors)
 
 

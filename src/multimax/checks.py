@@ -278,27 +278,31 @@ def class_weight(value: object, x: Tensor, classes: int) -> None:
         raise ValueError(f"multimax: expected weight of shape ({classes},), one a class, got {shape(value)}")
 
 
-def linear(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None) -> None:
-    """Hidden states and a layer that belong together."""
+def linear(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, autocast: bool) -> None:
+    """Hidden states and a layer that belong together; of any dtypes under autocast."""
     tensor("input", input)
     tensor("linear_weight", linear_weight)
     if input.ndim < 1:
         raise ValueError(f"multimax: expected input of shape (..., in_features), got {shape(input)}")
-    if linear_weight.ndim != 2 or linear_weight.shape[1] != input.shape[-1]:
+    if linear_weight.ndim < 2 or linear_weight.shape[-1] != input.shape[-1]:
         raise ValueError(
             f"multimax: expected linear_weight of shape (classes, {input.shape[-1]}) for input of {shape(input)}, "
             f"got {shape(linear_weight)}"
+        )
+    if linear_weight.ndim > 2 and input.ndim != 2:
+        raise ValueError(
+            f"multimax: expected input of shape (rows, in_features) with linear_weight of {shape(linear_weight)}, "
+            f"got {shape(input)}"
         )
     given = [("linear_weight", linear_weight)]
     if linear_bias is not None:
         tensor("linear_bias", linear_bias)
         given.append(("linear_bias", linear_bias))
-        if tuple(linear_bias.shape) != (linear_weight.shape[0],):
+        if linear_bias.shape != linear_weight.shape[:-1]:
             raise ValueError(
-                f"multimax: expected linear_bias of shape ({linear_weight.shape[0]},), got {shape(linear_bias)}"
+                f"multimax: expected linear_bias of shape {tuple(linear_weight.shape[:-1])}, got {shape(linear_bias)}"
             )
     for name, value in given:
         same_device(name, value, input)
-        autocast = torch.amp.is_autocast_available(input.device.type) and torch.is_autocast_enabled(input.device.type)
         if value.dtype != input.dtype and not autocast:
             raise TypeError(f"multimax: expected {name} of the input's dtype, {input.dtype}, got {value.dtype}")

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.distributions import Categorical
+from torch.distributions import Categorical, Distribution
 
 from multimax import checks
 from multimax.functional import log_multimax, modulate
@@ -46,10 +46,11 @@ def gumbel_multimax(
         raise ValueError("multimax: expected tau above 0, got 0; hard=True gives one-hot samples")
     coefs, knots = checks.parameters(logits, coefs, knots, dim)
     last = logits[None] if logits.ndim == 0 else logits.movedim(dim, -1)
-    scores = modulate(last, coefs, knots)
-    empty = (scores <= torch.finfo(scores.dtype).min / 2).all(-1, keepdim=True)
-    scores = torch.where(empty, 0.0, scores).movedim(-1, dim)
-    samples = F.gumbel_softmax(scores, tau, hard, dim=dim)
+    masked = last <= torch.finfo(last.dtype).min / 2
+    empty = masked.all(-1, keepdim=True)
+    # a row without entries gets a sample all the same, to have no NaN in it, and is zeroed
+    scores = torch.where(masked, torch.where(empty, 0.0, -torch.inf), modulate(last, coefs, knots))
+    samples = F.gumbel_softmax(scores.movedim(-1, dim), tau, hard, dim=dim)
     return torch.where(empty.movedim(-1, dim), 0.0, samples).reshape(logits.shape)
 
 
@@ -81,7 +82,8 @@ class MultiMaxCategorical(Categorical):
     def __init__(self, logits: Tensor, coefs: Tensor, knots: Tensor, validate_args: bool | None = None) -> None:
         self.coefs, self.knots = coefs, knots
         log_weights = log_multimax(logits, coefs, knots)
-        if validate_args is not False and bool((log_weights == -torch.inf).all(-1).any()):
+        validate = Distribution._validate_args if validate_args is None else validate_args
+        if validate and bool((log_weights == -torch.inf).all(-1).any()):
             raise ValueError("multimax: expected logits with at least one entry that is not masked in each row")
         super().__init__(logits=log_weights, validate_args=validate_args)
 

@@ -73,9 +73,9 @@ class MultiMaxCrossEntropyLoss(nn.Module):
         names = ("weight", "ignore_index", "reduction", "label_smoothing", "z_loss")
         return {name: getattr(self, name) for name in names}
 
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        """The loss of logits."""
-        return multimax_cross_entropy(input, target, *self.multimax.parameters_in_use(), **self.options())
+    def forward(self, input: Tensor, target: Tensor, **options: Any) -> Any:
+        """The loss of logits; ``return_stats=True`` as for the function."""
+        return multimax_cross_entropy(input, target, *self.multimax.parameters_in_use(), **self.options(), **options)
 
     def extra_repr(self) -> str:
         """What differs from the defaults."""
@@ -125,8 +125,8 @@ class LinearMultiMaxCrossEntropyLoss(MultiMaxCrossEntropyLoss):
         self.linear = nn.Linear(in_features, num_classes, bias, device=device, dtype=dtype)
         self.chunk = chunk
 
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        """The loss of hidden states."""
+    def forward(self, input: Tensor, target: Tensor, **options: Any) -> Any:
+        """The loss of hidden states; ``return_stats=True`` as for the function."""
         return linear_multimax_cross_entropy(
             input,
             self.linear.weight,
@@ -135,6 +135,7 @@ class LinearMultiMaxCrossEntropyLoss(MultiMaxCrossEntropyLoss):
             linear_bias=self.linear.bias,
             chunk=self.chunk,
             **self.options(),
+            **options,
         )
 
 

@@ -49,11 +49,21 @@ class Setting:
 
     def kernel_arguments(self, x: Tensor, target: Tensor, coefs: Tensor, knots: Tensor) -> tuple[Any, ...]:
         """As the compiled library wants them."""
-        hard, soft = (target, None) if _indices(target) else (None, target)
+        hard, soft = (target.contiguous(), None) if _indices(target) else (None, side_by_side(target))
         if soft is not None and soft.dtype not in (x.dtype, reference.compute_dtype(x.dtype)):
             soft = soft.to(reference.compute_dtype(x.dtype))
         tensors = (x, hard, soft, coefs, knots, self.own_weight(x))
         return *tensors, self.smoothing, self.classes or x.shape[1], self.first_class, self.ignore_index
+
+
+def side_by_side(t: Tensor) -> Tensor:
+    """With the entries of a row next to each other in memory."""
+    return t if t.shape[1] <= 1 or t.stride(1) == 1 else t.contiguous()
+
+
+def exact_dtype(device: torch.device) -> torch.dtype:
+    """For sums over many rows: float64, where the device has it."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def _indices(target: Tensor) -> bool:
@@ -63,7 +73,7 @@ def _indices(target: Tensor) -> bool:
 def _wanted(x: Tensor, target: Tensor, setting: Setting) -> Tensor:
     """(R or 1, C): q of csrc/loss.h, what the loss wants of each class but for an index."""
     dtype = reference.compute_dtype(x.dtype)
-    q = x.new_full((1, 1), setting.smoothing / (setting.classes or x.shape[1]), dtype=dtype)
+    q = x.new_full((1, 1), setting.smoothing / max(setting.classes or x.shape[1], 1), dtype=dtype)
     if not _indices(target):
         q = q + (1 - setting.smoothing) * target.to(dtype)
     weight = setting.own_weight(x)
@@ -98,10 +108,16 @@ def _sums(x: Tensor, target: Tensor, coefs: Tensor, knots: Tensor, setting: Sett
     if setting.smoothing or not _indices(target):
         q = _wanted(x, target, setting)
         planes[MASS] = torch.where(masked, 0, q).sum(-1)
-        planes[DOT] = torch.where(masked & (q <= 0), 0, q * s).sum(-1)
-    planes[SPREAD] = torch.where(exp == 0, 0, exp * shifted).sum(-1)
-    planes[BEST] = (best + setting.first_class).to(s.dtype)
+        planes[DOT] = torch.where((s == -torch.inf) & (q == 0), 0, q * shifted).sum(-1)
+    if setting.full:
+        planes[SPREAD] = torch.where(exp == 0, 0, exp * shifted).sum(-1)
+        planes[BEST] = torch.where(planes[TOP] == -torch.inf, -1, best + setting.first_class).to(s.dtype)
     return torch.where(target == setting.ignore_index, 0, planes) if _indices(target) else planes
+
+
+def _times(a: Tensor, b: Tensor) -> Tensor:
+    """a b, and 0 where a is 0, whatever b."""
+    return torch.where(a == 0, 0, a * b)
 
 
 def _joined(sums: Tensor, setting: Setting) -> Tensor:
@@ -113,36 +129,37 @@ def _joined(sums: Tensor, setting: Setting) -> Tensor:
     assert setting.classes is not None
     top = sums[TOP].clone()
     dist.all_reduce(top, dist.ReduceOp.MAX, group=setting.group)
-    below = torch.where(sums[TOP] == top, 0, sums[TOP] - top)  # also where both are -inf
+    highest = sums[TOP] == top
+    below = torch.where(highest, 0, sums[TOP] - top)  # also where both are -inf
     factor = below.exp()
-    best = torch.where(sums[TOP] == top, sums[BEST], setting.classes)
+    best = torch.where(highest, sums[BEST], setting.classes)
     joined = sums.clone()
-    joined[SPREAD] = torch.where(factor == 0, 0, factor * (sums[SPREAD] + below * sums[TOTAL]))
+    joined[SPREAD] = _times(factor, sums[SPREAD] + _times(sums[TOTAL], below))
+    joined[DOT] = sums[DOT] + _times(sums[MASS], below)
     joined[TOTAL] *= factor
     dist.all_reduce(joined, dist.ReduceOp.SUM, group=setting.group)
-    if setting.full:
-        dist.all_reduce(best, dist.ReduceOp.MIN, group=setting.group)
+    dist.all_reduce(best, dist.ReduceOp.MIN, group=setting.group)
     joined[TOP], joined[BEST] = top, best
     return joined
 
 
 def _rows_of(sums: Tensor, target: Tensor, setting: Setting) -> tuple[Rows, Tensor]:
     """Losses and the rest from the sums, and the sum of all that a row's loss wants."""
-    log_sum = sums[TOP] + sums[TOTAL].log()
-    finite = torch.where(log_sum == -torch.inf, 0, log_sum)  # a row without entries
-    losses, mass = sums[MASS] * finite - sums[DOT], sums[MASS]
+    log_total = sums[TOTAL].log()
+    log_sum = sums[TOP] + log_total
+    losses, mass = _times(sums[MASS], log_total) - sums[DOT], sums[MASS]
     if _indices(target):
         ignored = target == setting.ignore_index
         share = torch.full_like(log_sum, 1 - setting.smoothing)
         if setting.weight is not None:
             share = share * setting.weight.to(share.dtype)[torch.where(ignored, 0, target)]
         absent = sums[SCORE] == -torch.inf
-        losses = losses + share * torch.where(absent, torch.inf, log_sum - sums[SCORE])
+        losses = losses + share * torch.where(absent, torch.inf, (sums[TOP] - sums[SCORE]) + log_total)
         mass = mass + torch.where(absent, 0, share)
         losses, log_sum, mass = (torch.where(ignored, 0, value) for value in (losses, log_sum, mass))
     if not setting.full:
         return Rows(losses, log_sum, losses.new_empty(0), target.new_empty(0, dtype=torch.int64)), mass
-    entropy = torch.where(sums[TOTAL] > 0, sums[TOTAL].log() - sums[SPREAD] / sums[TOTAL], 0)
+    entropy = torch.where(sums[TOTAL] > 0, log_total - sums[SPREAD] / sums[TOTAL], 0)
     entropy = torch.where(sums[TOTAL].isnan(), torch.nan, entropy)
     return Rows(losses, log_sum, entropy, sums[BEST].to(torch.int64)), mass
 
@@ -163,6 +180,9 @@ def _gradients(
 
     The gradient of s is p_scale p - scale q, with a scale of each for every row.
     """
+    none = coefs.new_zeros(coefs.shape if params_grad else 0, dtype=exact_dtype(x.device))
+    if x.shape[1] == 0:
+        return none, none.clone()
     if setting.impl == "cpu":
         arguments = setting.kernel_arguments(x, target, coefs, knots)
         scales = (sums.contiguous(), scale.double().contiguous(), p_scale.double().contiguous())
@@ -183,7 +203,9 @@ def _gradients(
         masked = masked | (target == setting.ignore_index)[:, None]
     grads = torch.autograd.grad(s, leaves, torch.where(masked, 0, grad), allow_unused=True)
     out.copy_(grads[0])
-    return grads[1].double(), grads[2].double()
+    if not params_grad:
+        return none, none
+    return grads[1].to(none.dtype), grads[2].to(none.dtype)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -208,7 +230,7 @@ def _loss_rows_backward(
     setting: Setting,
     params_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    out = torch.empty_like(x)
+    out = x.new_empty(x.shape)
     p_scale = grad_losses * saved[2] + grad_log_sum
     params = _gradients(x, target, coefs, knots, setting, saved[:2], grad_losses, p_scale, params_grad, out)
     return out, *params
@@ -244,13 +266,14 @@ def _linear(
     chunk: int,
     dtype: torch.dtype,
     upstream: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
-    wanted: tuple[bool, ...] = (False,) * 5,
+    needed: tuple[bool, ...] = (False,) * 5,
+    keep_wide: bool = False,
 ) -> tuple[Rows, LinearGrads]:
-    """Rows of the loss, and, for the gradients that `upstream` gives of losses and log-sums, those that are wanted.
+    """Rows of the loss, and, for the gradients that `upstream` gives of losses and log-sums, those that are needed.
 
     Logits live in one buffer of `chunk` rows: they are made, reduced to sums, overwritten by their gradient, and used
     for the products that follow from it. Rows to be ignored are left out of all of it. upstream is called with the
-    chunk's rows and log-sums.
+    chunk's rows and log-sums. keep_wide: gradients in the dtype that they are summed in, not in that of the tensors.
     """
     rows, width, classes = input.shape[0], input.shape[1], linear_weight.shape[0]
     counted = None
@@ -263,8 +286,9 @@ def _linear(
     buffer = input.new_empty((min(chunk, count), classes), dtype=dtype)
     found: list[Tensor] | None = None
     grads: list[Tensor | None] = [None] * 5
-    if wanted[0]:
-        grads[0] = input.new_zeros((rows, width)) if counted is not None else input.new_empty((rows, width))
+    if needed[0]:
+        make = input.new_empty if counted is None else input.new_zeros
+        grads[0] = make((rows, width), dtype=wide if keep_wide else input.dtype)
 
     for start in range(0, max(count, 1), chunk):
         end = min(start + chunk, count)
@@ -283,22 +307,22 @@ def _linear(
         for whole, t in zip(found, part, strict=True):
             if whole.shape[0]:
                 whole[own] = t
-        if upstream is None or not any(wanted):
+        if upstream is None or not any(needed):
             continue
         grad_losses, grad_log_sum = upstream(own, part.log_sum)
         p_scale = grad_losses * mass + grad_log_sum
         params = _gradients(
-            logits, targets, coefs, knots, setting, sums[:2], grad_losses, p_scale, wanted[3] or wanted[4], logits
+            logits, targets, coefs, knots, setting, sums[:2], grad_losses, p_scale, needed[3] or needed[4], logits
         )
-        if wanted[3] or wanted[4]:
+        if needed[3] or needed[4]:
             grads[3], grads[4] = (_add(total, part) for total, part in zip(grads[3:], params, strict=True))
-        if wanted[0]:
+        if needed[0]:
             assert grads[0] is not None
             if counted is None and grads[0].dtype == dtype:
                 torch.mm(logits, projection, out=grads[0][start:end])
             else:
-                grads[0][own] = torch.mm(logits, projection).to(input.dtype)
-        if wanted[1]:
+                grads[0][own] = torch.mm(logits, projection).to(grads[0].dtype)
+        if needed[1]:
             if grads[1] is None:
                 one = end - start == count
                 grads[1] = torch.mm(logits.t(), hidden) if one else torch.mm(logits.t(), hidden).to(wide)
@@ -306,7 +330,7 @@ def _linear(
                 grads[1].addmm_(logits.t(), hidden)
             else:
                 grads[1].add_(torch.mm(logits.t(), hidden))
-        if wanted[2]:
+        if needed[2]:
             grads[2] = _add(grads[2], logits.sum(0, dtype=wide))
 
     if setting.group is not None:
@@ -315,16 +339,19 @@ def _linear(
         for i in (0, 3, 4):  # these depend on all parts of the weight
             grad = grads[i]
             if grad is not None:
-                grads[i] = grad = grad.to(wide) if i == 0 else grad
+                grad = grad.to(wide) if i == 0 else grad
                 dist.all_reduce(grad, group=setting.group)
+                grads[i] = grad
     assert found is not None
     shapes = (input, linear_weight, linear_bias, coefs, knots)
     final: list[Tensor | None] = []
-    for grad, like, want in zip(grads, shapes, wanted, strict=True):
-        if not want or like is None:
+    for grad, like, need in zip(grads, shapes, needed, strict=True):
+        if not need or like is None:
             final.append(None)
+        elif grad is None:
+            final.append(like.new_zeros(like.shape))
         else:
-            final.append(torch.zeros_like(like) if grad is None else grad.to(like.dtype))
+            final.append(grad if keep_wide else grad.to(like.dtype))
     return Rows(*found), LinearGrads(*final)
 
 
@@ -379,7 +406,7 @@ _library.define(
 )
 _library.define(f"linear_loss({_LINEAR}) -> (Tensor, Tensor, Tensor, Tensor)")
 _library.define(
-    f"linear_loss_backward(Tensor grad_losses, Tensor grad_log_sum, {_LINEAR}, bool[] wanted)"
+    f"linear_loss_backward(Tensor grad_losses, Tensor grad_log_sum, {_LINEAR}, bool[] needed)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 
@@ -421,7 +448,7 @@ def _(*args: Any) -> tuple[Tensor, ...]:
 
 @torch.library.impl(_library, "linear_loss_backward", "CompositeExplicitAutograd")
 def _(grad_losses: Tensor, grad_log_sum: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    input, linear_weight, linear_bias, target, coefs, knots, *setting, chunk, dtype, wanted = args
+    input, linear_weight, linear_bias, target, coefs, knots, *setting, chunk, dtype, needed = args
     _, grads = _linear(
         input,
         linear_weight,
@@ -433,7 +460,7 @@ def _(grad_losses: Tensor, grad_log_sum: Tensor, *args: Any) -> tuple[Tensor, ..
         chunk,
         dtype,
         lambda rows, _: (grad_losses[rows], grad_log_sum[rows]),
-        tuple(wanted),
+        tuple(needed),
     )
     return tuple(input.new_empty(0) if grad is None else grad for grad in grads)
 
@@ -463,7 +490,7 @@ def _(
     grad_losses: Tensor, grad_log_sum: Tensor, x: Tensor, target: Tensor, coefs: Tensor, knots: Tensor, *args: Any
 ) -> tuple[Tensor, ...]:
     size = coefs.shape if args[-1] else (0,)
-    return torch.empty_like(x), coefs.new_empty(size), knots.new_empty(size)
+    return x.new_empty(x.shape), coefs.new_empty(size), knots.new_empty(size)
 
 
 @torch.library.register_fake("multimax::linear_loss", lib=_library)
@@ -476,11 +503,11 @@ def _(*args: Any) -> tuple[Tensor, ...]:
 @torch.library.register_fake("multimax::linear_loss_backward", lib=_library)
 def _(grad_losses: Tensor, grad_log_sum: Tensor, *args: Any) -> tuple[Tensor, ...]:
     input, linear_weight, linear_bias, _, coefs, knots = args[:6]
-    wanted = args[-1]
+    needed = args[-1]
     tensors = (input, linear_weight, linear_bias, coefs, knots)
     return tuple(
-        torch.empty_like(t) if want and t is not None else input.new_empty(0)
-        for t, want in zip(tensors, wanted, strict=True)
+        t.new_empty(t.shape) if need and t is not None else input.new_empty(0)
+        for t, need in zip(tensors, needed, strict=True)
     )
 
 
@@ -497,10 +524,12 @@ def _by_reference(
     function: Callable[..., tuple[Tensor, ...]], inputs: list[Tensor | None], grads: tuple[Tensor, ...]
 ) -> list[Tensor | None]:
     """Gradients that can be differentiated again."""
-    needed = [t for t in inputs if t is not None and t.requires_grad]
+    # aliases: an input that depends on another, as with tied weights, is not to be followed back to it here
+    aliases = [t if t is None else t.view_as(t) for t in inputs]
+    needed = [t for t in aliases if t is not None and t.requires_grad]
     found = iter(
         torch.autograd.grad(
-            function(*inputs), needed, grads, create_graph=True, allow_unused=True, materialize_grads=True
+            function(*aliases), needed, grads, create_graph=True, allow_unused=True, materialize_grads=True
         )
     )
     return [next(found) if t is not None and t.requires_grad else None for t in inputs]
@@ -540,14 +569,14 @@ class LossRows(torch.autograd.Function):
                 both,
             )
             return found[0], None, found[1], found[2], *none
-        wanted = ctx.needs_input_grad
-        params_grad = wanted[2] or wanted[3]
+        needs = ctx.needs_input_grad
+        params_grad = needs[2] or needs[3]
         out, grad_coefs, grad_knots = torch.ops.multimax.loss_rows_backward.default(
             *both, x, target, coefs, knots, weight, *ctx.setting, saved, params_grad
         )
         if not params_grad:
             grad_coefs = grad_knots = None
-        return out if wanted[0] else None, None, grad_coefs, grad_knots, *none
+        return out if needs[0] else None, None, grad_coefs, grad_knots, *none
 
 
 class LinearLoss(torch.autograd.Function):
@@ -604,9 +633,9 @@ def _linear_backward(
     needs: tuple[bool, ...],
 ) -> list[Tensor | None]:
     """Gradients of input, weight, bias, coefs and knots, from logits that are made again."""
-    wanted = [needs[0], needs[1], needs[2], needs[4], needs[5]]
-    found = torch.ops.multimax.linear_loss_backward.default(*grads, *tensors, weight, *setting, wanted)
-    return [grad if want else None for grad, want in zip(found, wanted, strict=True)]
+    needed = [needs[0], needs[1], needs[2], needs[4], needs[5]]
+    found = torch.ops.multimax.linear_loss_backward.default(*grads, *tensors, weight, *setting, needed)
+    return [grad if need else None for grad, need in zip(found, needed, strict=True)]
 
 
 class ReducedLinearLoss(torch.autograd.Function):
@@ -616,33 +645,34 @@ class ReducedLinearLoss(torch.autograd.Function):
     chunk are there, and handed over by the first backward. Any further backward makes the logits again.
 
     float16 has no room for the gradient of a mean over many rows, and the loss scaling that makes some is part of the
-    factor, which comes too late: there the gradients are kept for a larger scale and brought to the right one at last.
+    factor, which comes too late: there the gradients are kept for a sum of rows that weigh 1 at most, in float32, and
+    brought to the right size at last.
     """
-
-    FLOAT16_SCALE = 16.0
 
     @staticmethod
     def forward(
-        ctx: Any, scale: Tensor, z_scale: Tensor, tensors: tuple[Any, ...], *differentiable: Tensor | None
+        ctx: Any, scale: Tensor, z_scale: Tensor | None, tensors: tuple[Any, ...], *differentiable: Tensor | None
     ) -> tuple[Tensor, ...]:
         """The loss, and the rows' results beside; differentiable are input, weight, bias, coefs and knots."""
         target, weight, *setting = tensors
         *part, chunk, dtype = setting
         input, linear_weight, linear_bias, coefs, knots = differentiable
-
-        # what the gradients are kept times
-        ctx.kept = ReducedLinearLoss.FLOAT16_SCALE / scale if dtype == torch.float16 else torch.ones_like(scale)
-
-        def upstream(rows: Tensor, log_sum: Tensor) -> tuple[Tensor, Tensor]:
-            of_losses, of_log_sum = ((s * ctx.kept).to(log_sum.dtype) for s in (scale, z_scale))
-            return of_losses.expand(rows.shape), 2 * of_log_sum * log_sum
-
         assert input is not None
         assert linear_weight is not None
         assert coefs is not None
         assert knots is not None
-        wanted = ctx.needs_input_grad[3:]
-        rows, grads = _linear(
+        ctx.kept = torch.ones_like(scale)  # what the gradients are kept times
+        if dtype == torch.float16:
+            largest = 1 if weight is None else weight.abs().max().to(scale.dtype)
+            ctx.kept = torch.where((scale * largest).isfinite() & (scale * largest > 0), 1 / (scale * largest), 1.0)
+
+        def upstream(rows: Tensor, log_sum: Tensor) -> tuple[Tensor, Tensor]:
+            of_losses = (scale * ctx.kept).to(log_sum.dtype).expand(rows.shape)
+            if z_scale is None:
+                return of_losses, torch.zeros_like(log_sum)
+            return of_losses, 2 * (z_scale * ctx.kept).to(log_sum.dtype) * log_sum
+
+        rows, ctx.grads = _linear(
             input,
             linear_weight,
             linear_bias,
@@ -653,15 +683,21 @@ class ReducedLinearLoss(torch.autograd.Function):
             chunk,
             dtype,
             upstream,
-            wanted,
+            ctx.needs_input_grad[3:],
+            keep_wide=dtype == torch.float16,
         )
-        losses, log_sum, entropy, best = rows
-        loss = losses.sum() * scale.to(losses.dtype) + log_sum.square().sum() * z_scale.to(losses.dtype)
-        ctx.grads, ctx.tensors, ctx.scales = grads, tensors, (scale, z_scale)
-        ctx.save_for_backward(*differentiable, log_sum)
-        results = _in_compute_dtype(Rows(loss, log_sum, entropy, best), dtype)
+        ctx.tensors, ctx.scales = tensors, (scale, z_scale)
+        ctx.save_for_backward(*differentiable, rows.log_sum)
+        loss = ReducedLinearLoss.reduce(rows.losses, rows.log_sum, scale, z_scale)
+        results = _in_compute_dtype(Rows(loss, *rows[1:]), dtype)
         ctx.mark_non_differentiable(*results[1:])
         return results
+
+    @staticmethod
+    def reduce(losses: Tensor, log_sum: Tensor, scale: Tensor, z_scale: Tensor | None) -> Tensor:
+        """One number from those of the rows."""
+        loss = losses.sum() * scale.to(losses.dtype)
+        return loss if z_scale is None else loss + log_sum.square().sum() * z_scale.to(losses.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -673,20 +709,26 @@ class ReducedLinearLoss(torch.autograd.Function):
         if ops.traced(grad, *(t for t in differentiable if t is not None)):
 
             def function(*inputs: Tensor | None) -> tuple[Tensor]:
-                losses, log_sum = _all_at_once(target, weight, setting)(*inputs)
-                return (losses.sum() * scale.to(losses.dtype) + log_sum.square().sum() * z_scale.to(losses.dtype),)
+                rows = _all_at_once(target, weight, setting)(*inputs)
+                return (ReducedLinearLoss.reduce(*rows, scale, z_scale),)
 
             return None, None, None, *_by_reference(function, differentiable, (grad,))
         made, ctx.grads = ctx.grads, None
         if made is not None:
             factor = grad / ctx.kept
-            for own in made:
-                if own is not None and (grad.device.type != "cpu" or factor.item() != 1):
-                    own.mul_(factor)
-            return None, None, None, *made
-        both = ((grad * scale).expand(log_sum.shape[0]), 2 * grad * z_scale * log_sum.to(grad.dtype))
+            if grad.device.type != "cpu" or factor.item() != 1:
+                for own in made:
+                    if own is not None:
+                        own.mul_(factor)
+            like = (
+                own if t is None or own is None else own.to(t.dtype)
+                for own, t in zip(made, differentiable, strict=True)
+            )
+            return None, None, None, *like
+        of_log_sum = torch.zeros_like(log_sum) if z_scale is None else 2 * grad * z_scale * log_sum
+        both = ((grad * scale).expand(log_sum.shape[0]), of_log_sum.to(grad.dtype))
         input, linear_weight, linear_bias, coefs, knots = differentiable
         tensors = [input, linear_weight, linear_bias, target, coefs, knots]
-        wanted = ctx.needs_input_grad[3:]
-        found = _linear_backward(both, tensors, weight, setting, (*wanted[:3], False, *wanted[3:]))
+        needs = ctx.needs_input_grad[3:]
+        found = _linear_backward(both, tensors, weight, setting, (*needs[:3], False, *needs[3:]))
         return None, None, None, *found

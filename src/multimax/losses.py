@@ -6,6 +6,7 @@ Shapes: R rows (tokens), C classes, D entries of a hidden state.
 from typing import Any, Literal, NamedTuple, overload
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from multimax import checks, loss_ops, ops, reference
@@ -22,10 +23,6 @@ class LossStats(NamedTuple):
     log_sum: Tensor
     entropy: Tensor
     accuracy: Tensor
-
-
-def _autocast(device: str) -> bool:
-    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
 def _why_not_cpu(target: Tensor) -> str | None:
@@ -58,7 +55,8 @@ def _divisor(target: Tensor, weight: Tensor | None, ignore_index: int) -> Tensor
     if weight is None or target.is_floating_point():
         return _counted(target, ignore_index)
     ignored = target == ignore_index
-    return torch.where(ignored, 0, weight.double()[torch.where(ignored, 0, target)]).sum()
+    weight = weight.to(loss_ops.exact_dtype(weight.device))
+    return torch.where(ignored, 0, weight[torch.where(ignored, 0, target)]).sum()
 
 
 def _reduced(
@@ -95,10 +93,11 @@ def _entropy_and_best(x: Tensor, coefs: Tensor, knots: Tensor, target: Tensor, i
     with torch.no_grad():
         masked, s = reference.scores(x, coefs, knots)
         log_p = torch.where(masked, 0.0, reference.log_multimax(x, coefs, knots, dtype=s.dtype))
-        entropy = -(log_p.exp() * log_p).masked_fill(masked, 0.0).sum(-1)
+        entropy = -torch.where(masked | (log_p == -torch.inf), 0.0, log_p.exp() * log_p).sum(-1)
         if not target.is_floating_point():
             entropy = torch.where(target == ignore_index, 0.0, entropy)
-        return entropy, s.argmax(-1)
+        top, best = s.max(-1)
+        return entropy, torch.where(top == -torch.inf, -1, best)
 
 
 def _options(weight: Tensor | None, x: Tensor, classes: int, reduction: str, smoothing: float, z_loss: float) -> None:
@@ -107,7 +106,7 @@ def _options(weight: Tensor | None, x: Tensor, classes: int, reduction: str, smo
     checks.number("z_loss", z_loss, 0, float("inf"))
     if weight is not None:
         checks.class_weight(weight, x, classes)
-        if weight.requires_grad:
+        if weight.requires_grad and torch.is_grad_enabled():
             raise ValueError("multimax: expected weight without gradient, as torch does; detach it")
 
 
@@ -205,13 +204,11 @@ def multimax_cross_entropy(
 
     shape = target.shape
     if target.is_floating_point():
-        shape = target.select(dim, 0).shape if classes else shape[:dim] + shape[dim + 1 :]
-        target = target.movedim(dim, -1).reshape(-1, classes)
+        shape = shape[:dim] + shape[dim + 1 :]
+        target = target.movedim(dim, -1).flatten(0, -2) if target.ndim > 1 else target[None]
     else:
         target = target.reshape(-1).long()
-    x = input.movedim(dim, -1).reshape(-1, classes)
-    if x.shape[1] > 1 and x.stride(1) != 1:
-        x = x.contiguous()
+    x = loss_ops.side_by_side(input.movedim(dim, -1).flatten(0, -2) if input.ndim > 1 else input[None])
     rows: tuple[Tensor, ...]
     if path == "reference":
         if not torch._C._are_functorch_transforms_active():
@@ -227,7 +224,7 @@ def multimax_cross_entropy(
         else:
             rows = torch.ops.multimax.loss_rows.default(*args)[:4]
     loss = _reduced(rows[0], rows[1], target, weight, ignore_index, reduction, z_loss)
-    if not _autocast(input.device.type):
+    if ops.autocast_dtype(input.device) is None:
         loss = loss.to(input.dtype)
     loss = loss.reshape(shape) if reduction == "none" else loss
     return (loss, _stats(rows, target, ignore_index, shape)) if return_stats else loss
@@ -243,7 +240,7 @@ def linear_multimax_cross_entropy(
     *,
     linear_bias: Tensor | None = ...,
     weight: Tensor | None = ...,
-    ignore_index: int = ...,
+    ignore_index: int | None = ...,
     reduction: str = ...,
     label_smoothing: float = ...,
     z_loss: float = ...,
@@ -264,7 +261,7 @@ def linear_multimax_cross_entropy(
     *,
     linear_bias: Tensor | None = ...,
     weight: Tensor | None = ...,
-    ignore_index: int = ...,
+    ignore_index: int | None = ...,
     reduction: str = ...,
     label_smoothing: float = ...,
     z_loss: float = ...,
@@ -284,7 +281,7 @@ def linear_multimax_cross_entropy(
     *,
     linear_bias: Tensor | None = None,
     weight: Tensor | None = None,
-    ignore_index: int = -100,
+    ignore_index: int | None = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
@@ -308,13 +305,15 @@ def linear_multimax_cross_entropy(
 
     Args:
         input: hidden states of shape (..., D).
-        linear_weight: (C, D). With ``group`` the rows of this process, in the order of ranks.
-        target: class indices of shape (...), or class probabilities of shape (..., C).
+        linear_weight: (C, D). With ``group`` the rows of this process, in the order of ranks. As in torch also
+            (C, d1, ..., dk, D) with input (R, D), for a loss at each of d1 x ... x dk places; all logits are held then.
+        target: class indices of shape (...), or class probabilities of shape (..., C); with a weight for several
+            places (R, d1, ..., dk), or (R, C, d1, ..., dk).
         coefs: (N, 2), see :func:`multimax.multimax`.
         knots: (N, 2).
-        linear_bias: (C,); with ``group`` this process's part.
+        linear_bias: (C,), or the weight's shape without D; with ``group`` this process's part.
         weight: (C,), a weight a class; with ``group`` of all classes.
-        ignore_index: as for :func:`multimax_cross_entropy`, like the following four.
+        ignore_index: as for :func:`multimax_cross_entropy`, like the following four; None is -100, as in torch.
         reduction: "mean", "sum" or "none".
         label_smoothing: in [0, 1].
         z_loss: factor of the squared log-sums.
@@ -322,8 +321,9 @@ def linear_multimax_cross_entropy(
         chunk: rows whose logits are held at once; None for as many as take half the memory that the sum of the
             weight's gradient takes (in float32 for half precision), within [64, 512].
         group: a ``torch.distributed`` process group over whose processes the rows of ``linear_weight`` are split.
-            All processes give the same input, target (indices into the whole) and parameters; all get the whole loss
-            and the whole gradients of input and parameters, and each that of its part of the weight and bias.
+            All processes give the same input, target (indices into the whole), parameters and options, and ask for
+            the same gradients; all get the whole loss and the whole gradients of input and parameters, and each that
+            of its part of the weight and bias.
         impl: "auto", "cpu" (chunks, with the compiled kernels) or "reference" (the formulas; holds all logits).
             Without kernels, and on other devices, "auto" takes the chunks too, in plain PyTorch.
 
@@ -341,61 +341,74 @@ def linear_multimax_cross_entropy(
         >>> layer.coefs.grad.shape
         torch.Size([2, 2])
     """
-    checks.linear(input, linear_weight, linear_bias)
+    autocast = ops.autocast_dtype(input.device)
+    checks.linear(input, linear_weight, linear_bias, autocast is not None)
     checks.one_set(input, coefs, knots)
+    if ignore_index is None:
+        ignore_index = -100
     checks.integer("ignore_index", ignore_index)
-    autocast = _autocast(input.device.type)
-    dtype = torch.get_autocast_dtype(input.device.type) if autocast and input.dtype != torch.float64 else input.dtype
+    dtype = autocast if autocast and input.dtype != torch.float64 else input.dtype
     if chunk is None:
         chunk = loss_ops.default_chunk(linear_weight, dtype)
     checks.integer("chunk", chunk)
     if chunk < 1:
         raise ValueError(f"multimax: expected chunk of at least 1 row, got {chunk}")
-    shape = input.shape[:-1]
+    places = linear_weight.shape[1:-1]
     first, classes = loss_ops.part_of(linear_weight, group)
-    checks.target(target, input, tuple(shape), (*shape, classes), ignore_index)
-    if group is not None and target.is_floating_point():
-        raise ValueError("multimax: expected class indices with a weight in parts over processes, got probabilities")
+    shape = input.shape[:-1] + places
+    checks.target(target, input, tuple(shape), (*input.shape[:-1], classes, *places), ignore_index)
+    if group is not None and (target.is_floating_point() or places):
+        raise ValueError(
+            "multimax: expected class indices and a weight (classes, in_features) with one in parts over processes"
+        )
     _options(weight, input, classes, reduction, label_smoothing, z_loss)
     path = _path(impl, input.device, target)
     if group is not None and path == "reference":
         raise RuntimeError(
             "multimax: impl='reference' has no weight in parts over processes, and torch.func's transforms neither"
         )
+    if places:
+        bias = None if linear_bias is None else linear_bias.flatten()
+        logits = F.linear(input, linear_weight.flatten(0, -2), bias).reshape(-1, classes, *places)
+        options: dict[str, Any] = {"weight": weight, "ignore_index": ignore_index, "reduction": reduction}
+        options |= {"label_smoothing": label_smoothing, "z_loss": z_loss, "return_stats": return_stats, "impl": impl}
+        return multimax_cross_entropy(logits, target, coefs, knots, **options)
 
     hidden = input.reshape(-1, input.shape[-1])
     target = target.reshape(-1, classes) if target.is_floating_point() else target.reshape(-1).long()
     differentiable = (hidden, linear_weight, linear_bias, coefs, knots)
     setting = (ignore_index, label_smoothing, path, return_stats, first, classes, loss_ops.group_name(group))
+    args = (*differentiable[:3], target, coefs, knots, weight, *setting, chunk, dtype)
     loss: Tensor | None = None
     rows: tuple[Tensor, ...]
     if path == "reference":
         if not torch._C._are_functorch_transforms_active():
             checks.target_values(target, classes, ignore_index)
-        logits = torch.nn.functional.linear(hidden, linear_weight, linear_bias)
+        logits = F.linear(hidden, linear_weight, linear_bias)
         losses, log_sum = reference.cross_entropy(logits, target, coefs, knots, weight, ignore_index, label_smoothing)
         rows = (losses, log_sum)
         if return_stats:
             rows += _entropy_and_best(logits, coefs, knots, target, ignore_index)
     elif ops.traced(*(t for t in differentiable if t is not None)):
         if reduction == "none" or torch.compiler.is_compiling():
-            args = (*differentiable[:3], target, coefs, knots, weight, *setting, chunk, dtype)
             rows = loss_ops.LinearLoss.apply(*args)
         else:
             checks.target_values(target, classes, ignore_index)
-            scale = z_scale = torch.ones((), device=input.device, dtype=torch.float64)
+            exact = loss_ops.exact_dtype(input.device)
+            scale = z_scale = torch.ones((), device=input.device, dtype=exact)
             if reduction == "mean":
-                scale = 1 / _divisor(target, weight, ignore_index).double()
-                z_scale = 1 / _counted(target, ignore_index).double()
+                scale = 1 / _divisor(target, weight, ignore_index).to(exact)
+                z_scale = 1 / _counted(target, ignore_index).to(exact)
             tensors = (target, weight, *setting, chunk, dtype)
-            rows = loss_ops.ReducedLinearLoss.apply(scale, z_loss * z_scale, tensors, *differentiable)
+            rows = loss_ops.ReducedLinearLoss.apply(
+                scale, z_loss * z_scale if z_loss else None, tensors, *differentiable
+            )
             loss = rows[0]
     else:
-        args = (*differentiable[:3], target, coefs, knots, weight, *setting, chunk, dtype)
         rows = torch.ops.multimax.linear_loss.default(*args)
     if loss is None:
         loss = _reduced(rows[0], rows[1], target, weight, ignore_index, reduction, z_loss)
-    if not autocast:
+    if autocast is None:
         loss = loss.to(input.dtype)
     loss = loss.reshape(shape) if reduction == "none" else loss
     return (loss, _stats(rows, target, ignore_index, shape)) if return_stats else loss

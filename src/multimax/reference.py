@@ -112,7 +112,7 @@ def cross_entropy(
     if target.is_floating_point():
         wanted = (1 - smoothing) * target.to(dtype) + wanted
     wanted = weights * wanted
-    losses = -torch.where(masked & (wanted == 0), 0.0, wanted * log_p).sum(-1)
+    losses = -torch.where((log_p == float("-inf")) & (wanted == 0), 0.0, wanted * log_p).sum(-1)
     if target.is_floating_point():
         return losses, lse
     ignored = target == ignore_index
