@@ -137,4 +137,4 @@ class TestMultiMaxCategorical:
         assert own.entropy().isfinite().all()
         x[5] = -torch.inf
         with pytest.raises(ValueError, match="at least one entry that is not masked"):
-            multimax.MultiMaxCategorical(x, *params)
+            multimax.MultiMaxCategorical(x, *params, validate_args=True)  # torch's compiler switches the default off

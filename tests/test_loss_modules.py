@@ -133,7 +133,7 @@ class TestMultiMaxHead:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-        assert losses[-1] < 0.7 * losses[0]
+        assert losses[-1] < 0.8 * losses[0]
         with torch.no_grad():
             assert (head(hidden).argmax(-1) == target).float().mean() > 2 / 20
         assert stats.accuracy > 2 / 20

@@ -629,7 +629,7 @@ class TestTraining:
         """The gradient of a mean over many rows does not vanish before the loss scaling can save it."""
         rows, classes = 4096, 500
         h, w, target = torch.randn(rows, 8), torch.randn(classes, 8) / 10, torch.randint(classes, (rows,))
-        scale = 2.0**16
+        scale = 2.0**14
         results = []
         for dtype in (torch.float16, torch.float64):
             given = leaves(h.to(dtype), w.to(dtype))
@@ -668,7 +668,7 @@ class TestTraining:
                 (True,) * 5,
             )
         assert (16, 997) in sizes
-        assert all(size in ((997, 8), (8, 997)) or size[0] <= 16 or size == (997,) for size in sizes)
+        assert all(min(size) <= 16 or size == (997,) for size in sizes)
 
 
 @needs_kernels

@@ -75,7 +75,8 @@ class MultiMaxCrossEntropyLoss(nn.Module):
 
     def forward(self, input: Tensor, target: Tensor, **options: Any) -> Any:
         """The loss of logits; ``return_stats=True`` as for the function."""
-        return multimax_cross_entropy(input, target, *self.multimax.parameters_in_use(), **self.options(), **options)
+        coefs, knots = self.multimax.parameters_in_use()
+        return multimax_cross_entropy(input, target, coefs, knots, **{**self.options(), **options})
 
     def extra_repr(self) -> str:
         """What differs from the defaults."""
@@ -127,16 +128,10 @@ class LinearMultiMaxCrossEntropyLoss(MultiMaxCrossEntropyLoss):
 
     def forward(self, input: Tensor, target: Tensor, **options: Any) -> Any:
         """The loss of hidden states; ``return_stats=True`` as for the function."""
-        return linear_multimax_cross_entropy(
-            input,
-            self.linear.weight,
-            target,
-            *self.multimax.parameters_in_use(),
-            linear_bias=self.linear.bias,
-            chunk=self.chunk,
-            **self.options(),
-            **options,
-        )
+        coefs, knots = self.multimax.parameters_in_use()
+        weight, bias = self.linear.weight, self.linear.bias
+        options = {**self.options(), "chunk": self.chunk, **options}
+        return linear_multimax_cross_entropy(input, weight, target, coefs, knots, linear_bias=bias, **options)
 
 
 class MultiMaxHead(nn.Linear):

@@ -372,7 +372,8 @@ def linear_multimax_cross_entropy(
         logits = F.linear(input, linear_weight.flatten(0, -2), bias).reshape(-1, classes, *places)
         options: dict[str, Any] = {"weight": weight, "ignore_index": ignore_index, "reduction": reduction}
         options |= {"label_smoothing": label_smoothing, "z_loss": z_loss, "return_stats": return_stats, "impl": impl}
-        return multimax_cross_entropy(logits, target, coefs, knots, **options)
+        held: Tensor | tuple[Tensor, LossStats] = multimax_cross_entropy(logits, target, coefs, knots, **options)
+        return held
 
     hidden = input.reshape(-1, input.shape[-1])
     target = target.reshape(-1, classes) if target.is_floating_point() else target.reshape(-1).long()
