@@ -247,22 +247,31 @@ class TestAsGoodAsEager:
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
     @pytest.mark.parametrize("chunk", [7, 64])
-    def test_hidden_states(self, dtype: torch.dtype, chunk: int) -> None:
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize(
+        "options",
+        [{}, {"weight": True}, {"label_smoothing": 0.1}, {"z_loss": 0.01}, {"reduction": "none"}, {"reduction": "sum"}],
+        ids=str,
+    )
+    def test_hidden_states(self, dtype: torch.dtype, chunk: int, kind: str, options: dict[str, Any]) -> None:
         coefs, knots = parameters()
-        target = make_target("ignored", 64, 1000)
-        tensors = [torch.randn(64, 32), torch.randn(1000, 32) / 5, torch.randn(1000) / 5]
+        target = make_target(kind, 64, 500)
+        if "weight" in options:
+            options = {"weight": torch.rand(500)}
+        upstream = torch.randn(64) if options.get("reduction") == "none" else torch.ones(())
+        tensors = [torch.randn(64, 32), torch.randn(500, 32) / 5, torch.randn(500) / 5]
 
-        def plain(h: Tensor, w: Tensor, b: Tensor, coefs: Tensor, knots: Tensor) -> Tensor:
-            losses = reference.cross_entropy(F.linear(h, w, b), target, coefs, knots, None, -100, 0.0)[0]
-            return (losses.sum() / (target != -100).sum()).to(h.dtype)
+        def run(impl: str) -> Any:
+            def call(h: Tensor, w: Tensor, b: Tensor, coefs: Tensor, knots: Tensor) -> Tensor:
+                loss = multimax.linear_multimax_cross_entropy(
+                    h, w, target, coefs, knots, linear_bias=b, chunk=chunk, impl=impl, **options
+                )
+                return (loss * upstream.to(loss.dtype)).sum()
 
-        def fused(h: Tensor, w: Tensor, b: Tensor, coefs: Tensor, knots: Tensor) -> Tensor:
-            return multimax.linear_multimax_cross_entropy(
-                h, w, target, coefs, knots, linear_bias=b, chunk=chunk, impl="cpu"
-            )
+            return call
 
         names = ["loss", "input", "weight", "bias", "coefs", "knots"]
-        self.check(fused, plain, [*(t.to(dtype) for t in tensors), coefs, knots], names)
+        self.check(run("cpu"), run("reference"), [*(t.to(dtype) for t in tensors), coefs, knots], names)
 
 
 @needs_kernels
