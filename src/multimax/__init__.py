@@ -8,7 +8,8 @@ from multimax.distributions import MultiMaxCategorical, gumbel_multimax
 from multimax.functional import log_multimax, modulate, multimax
 from multimax.loss_modules import LinearMultiMaxCrossEntropyLoss, MultiMaxCrossEntropyLoss, MultiMaxHead
 from multimax.losses import LossStats, linear_multimax_cross_entropy, multimax_cross_entropy
-from multimax.modules import MultiheadAttention, MultiMax
+from multimax.modules import MultiMax
+from multimax.multihead import MultiheadAttention
 from multimax.parameters import from_paper, from_published, to_paper
 from multimax.presets import presets
 
