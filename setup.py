@@ -22,8 +22,14 @@ if X86_64:
     ISAS["avx512"] = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c"]
     ISAS["avx512_bf16"] = [*ISAS["avx512"], "-mavx512bf16"]
 
-KERNELS = ["csrc/rows.cpp", "csrc/attention.cpp", "csrc/loss.cpp"]
-BINDINGS = ["csrc/bindings.cpp", "csrc/rows_bindings.cpp", "csrc/attention_bindings.cpp", "csrc/loss_bindings.cpp"]
+KERNELS = ["csrc/rows.cpp", "csrc/attention.cpp", "csrc/loss.cpp", "csrc/entmax.cpp"]
+BINDINGS = [
+    "csrc/bindings.cpp",
+    "csrc/rows_bindings.cpp",
+    "csrc/attention_bindings.cpp",
+    "csrc/loss_bindings.cpp",
+    "csrc/entmax_bindings.cpp",
+]
 
 FLAGS = ["-std=c++20", "-fvisibility=hidden", "-Wall", "-Wextra", "-ffp-contract=fast"]
 FLAGS += ["-fno-math-errno", "-fno-trapping-math"]  # nobody reads errno or the exception flags; NaN and inf stay

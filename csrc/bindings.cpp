@@ -14,17 +14,20 @@ namespace {
 using torch::headeronly::BFloat16;
 using torch::headeronly::Half;
 
+// clang-format off
+#define MULTIMAX_KERNELS(isa) {&isa::row_kernels, &isa::attention_kernels, &isa::loss_kernels, &isa::entmax_kernels}
+// clang-format on
+
 // Instruction sets in rising order; the best that the machine has is used.
 Kernels kernels_of(int64_t isa) {
-  if (isa == 0) return {&baseline::row_kernels, &baseline::attention_kernels, &baseline::loss_kernels};
+  if (isa == 0) return MULTIMAX_KERNELS(baseline);
 #if defined(__x86_64__)
   bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                 __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  if (isa == 1 && avx2) return {&avx2::row_kernels, &avx2::attention_kernels, &avx2::loss_kernels};
-  if (isa == 2 && avx512) return {&avx512::row_kernels, &avx512::attention_kernels, &avx512::loss_kernels};
-  if (isa == 3 && avx512 && __builtin_cpu_supports("avx512bf16"))
-    return {&avx512_bf16::row_kernels, &avx512_bf16::attention_kernels, &avx512_bf16::loss_kernels};
+  if (isa == 1 && avx2) return MULTIMAX_KERNELS(avx2);
+  if (isa == 2 && avx512) return MULTIMAX_KERNELS(avx512);
+  if (isa == 3 && avx512 && __builtin_cpu_supports("avx512bf16")) return MULTIMAX_KERNELS(avx512_bf16);
 #endif
   return {};
 }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "entmax.h"
 #include "loss.h"
 #include "rows.h"
 
@@ -24,6 +25,7 @@ struct Kernels {
   const RowKernels* rows;
   const AttentionKernels* attention;
   const LossKernels* loss;
+  const EntmaxKernels* entmax;
 };
 
 // Of the instruction set in use. To be asked once a call: it may be changed from another thread.

@@ -84,6 +84,12 @@ inline void narrow(float a, f16& out) {
 #endif
 }
 
+// Which of a vector's lanes there are: all of them, or the first n.
+struct Whole {};
+struct Part {
+  int n;
+};
+
 // Tensors of the compute type itself.
 template <class S, class T>
 struct Memory {

@@ -22,11 +22,6 @@ constexpr int64_t batch_entries = 1024;
 inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
 
-struct Whole {};
-struct Part {
-  int n;
-};
-
 // An item's entries of one tensor: a sequence of vectors, `step` elements apart.
 template <class S, class T>
 struct Stream {

@@ -77,6 +77,16 @@ struct VectorType {
   static V sub_where(Mask m, V a, V b) { return reinterpret_cast<V>(reinterpret_cast<I>(a - b) & m); }  // else 0
   static V add_where(Mask m, V a, V b) { return a + reinterpret_cast<V>(reinterpret_cast<I>(b) & m); }  // else a
 
+  // the chosen lanes, one after the other; returns their number. All lanes of p are written.
+  static int compress(T* p, Mask m, V a) {
+    int n = 0;
+    for (int i = 0; i < width; ++i) {
+      p[n] = a[i];
+      n += m[i] != 0;
+    }
+    return n;
+  }
+
   // to[i] += a[i] in double
   static void add_to(double* to, V a) {
     typedef double Doubles __attribute__((vector_size(width * sizeof(double))));
@@ -126,6 +136,10 @@ struct Simd<float> : VectorType<float, int32_t, uint32_t, 23, 64> {
   static V zero_if(Mask m, V a) { return _mm512_maskz_mov_ps(static_cast<Mask>(~m), a); }
   static V sub_where(Mask m, V a, V b) { return _mm512_maskz_sub_ps(m, a, b); }
   static V add_where(Mask m, V a, V b) { return _mm512_mask_add_ps(a, m, a, b); }
+  static int compress(T* p, Mask m, V a) {
+    _mm512_storeu_ps(p, _mm512_maskz_compress_ps(m, a));
+    return __builtin_popcount(m);
+  }
   static T sum(V a) { return _mm512_reduce_add_ps(a); }
   static T max(V a) { return _mm512_reduce_max_ps(a); }
 };
@@ -154,6 +168,10 @@ struct Simd<double> : VectorType<double, int64_t, uint64_t, 52, 64> {
   static V zero_if(Mask m, V a) { return _mm512_maskz_mov_pd(static_cast<Mask>(~m), a); }
   static V sub_where(Mask m, V a, V b) { return _mm512_maskz_sub_pd(m, a, b); }
   static V add_where(Mask m, V a, V b) { return _mm512_mask_add_pd(a, m, a, b); }
+  static int compress(T* p, Mask m, V a) {
+    _mm512_storeu_pd(p, _mm512_maskz_compress_pd(m, a));
+    return __builtin_popcount(m);
+  }
   static T sum(V a) { return _mm512_reduce_add_pd(a); }
   static T max(V a) { return _mm512_reduce_max_pd(a); }
 };

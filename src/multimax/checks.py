@@ -126,6 +126,51 @@ def number(name: str, value: object, low: float, high: float) -> float:
     return float(value)
 
 
+def above(name: str, value: object, low: float, x: Tensor, dim: int) -> None:
+    """A number above a bound, or a tensor of such that broadcasts against x, with size 1 along dim."""
+    if not isinstance(value, Tensor):
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise TypeError(f"multimax: expected {name} to be a number or a tensor, got {type(value).__name__}")
+        if not low < value < float("inf"):
+            raise ValueError(f"multimax: expected {name} above {low:g} and finite, got {value}")
+        return
+    tensor(name, value)
+    same_device(name, value, x)
+    sizes = [1 if i == dim else size for i, size in enumerate(x.shape)]
+    own = tuple(value.shape)
+    if len(own) > len(sizes) or any(a not in (1, b) for a, b in zip(own[::-1], sizes[::-1], strict=False)):
+        raise ValueError(
+            f"multimax: expected {name} that broadcasts to {tuple(sizes)}, the input's shape with 1 in dim {dim}, "
+            f"got {own}"
+        )
+    if not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active():
+        wrong = ~((value > low) & (value < float("inf")))
+        if wrong.any():
+            raise ValueError(f"multimax: expected {name} above {low:g} and finite, got {value[wrong][0].item():g}")
+
+
+def count_or_share(name: str, value: object) -> None:
+    """An int of at least 1, or a float in (0, 1]."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"multimax: expected {name} to be an int or a float, got {type(value).__name__}")
+    if isinstance(value, int) and value < 1:
+        raise ValueError(f"multimax: expected {name} of at least 1, got {value}")
+    if isinstance(value, float) and not 0 < value <= 1:
+        raise ValueError(
+            f"multimax: expected {name} as a share to be in (0, 1], got {value}; a number of entries is an int"
+        )
+
+
+def heads_to_learn(heads: object, learn: bool) -> None:
+    """None, or a number of heads whose parameters are trained."""
+    if heads is None:
+        return
+    if not isinstance(heads, int) or isinstance(heads, bool) or heads < 1:
+        raise ValueError(f"multimax: expected heads to be an int of at least 1, got {heads!r}")
+    if not learn:
+        raise ValueError("multimax: expected learn=True with heads: what is not learned is the same for all")
+
+
 def attention_inputs(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool, shapes: str) -> None:
     """Query, key and value that belong together; heads on dim -3, entries on -1, lengths on -2."""
     for name, own in (("query", query), ("key", key), ("value", value)):

@@ -1,0 +1,305 @@
+"""The reweighting functions of the field, all called alike: ``function(x, *, dim=-1, mask=None, impl="auto", ...)``.
+
+What holds for all of them: x is of any shape, float32, float64, bfloat16 or float16; half precision is computed in
+float32 and returned in its dtype. ``mask`` is boolean, broadcastable to x, True where an entry takes part; an entry
+that is -inf, or at or below half of its dtype's lowest finite value, takes no part either. What takes no part has
+weight 0 and no gradient, and a row with nothing left is all zeros. A NaN shows in its whole row. ``impl`` is "auto",
+"cpu" (the compiled kernels) or "reference" (plain PyTorch), as for :func:`multimax.multimax`.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from multimax import checks
+from multimax import functional as F
+from multimax.functional import multimax
+from multimax.reference import compute_dtype
+from multimax.reweighting import ops, reference
+
+__all__ = ["entmax", "entmax15", "evsoftmax", "multimax", "softmax", "sparsehourglass", "sparsemax", "topk"]
+
+
+def _checked(x: Tensor, dim: int, mask: Tensor | None) -> tuple[int, Tensor | None]:
+    checks.tensor("x", x)
+    dim = checks.dimension(dim, x.ndim)
+    return dim, checks.mask_for(x, mask)
+
+
+def _plain_softmax(x: Tensor, dim: int, mask: Tensor | None, impl: str) -> Tensor:
+    """Softmax with all that is said above: MultiMax at zero coefs."""
+    zero = x.new_zeros(1, 2, dtype=compute_dtype(x.dtype))
+    return multimax(x, zero, zero, dim=dim, mask=mask, impl=impl)
+
+
+def _by_rows(
+    x: Tensor, dim: int, mask: Tensor | None, formula: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype
+) -> Tensor:
+    """A formula of `reference` on x."""
+    if x.ndim == 0:
+        return _by_rows(x[None], 0, None if mask is None else mask[None], formula, dtype)[0]
+    return formula(*reference.split(x, dim, mask)).to(dtype).movedim(-1, dim)
+
+
+def _kept(x: Tensor, dim: int, mask: Tensor | None, rule: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """A boolean mask of the entries that a rule of `reference` keeps."""
+    return _by_rows(x.detach(), dim, mask, rule, torch.bool)
+
+
+def lowered(x: Tensor, kept: Tensor, eps: float) -> Tensor:
+    """Scores in the compute dtype whose softmax is Ev-SoftMax's training-time form: what is not kept is lower by the
+    logarithm of (1 + eps) / eps."""
+    wide = x.to(compute_dtype(x.dtype))
+    below = wide - (math.log1p(eps) - math.log(eps))
+    masked = x <= torch.finfo(x.dtype).min / 2  # stays so, in the wider dtype
+    return torch.where(masked, -torch.inf, torch.where(kept, wide, below))
+
+
+def softmax(
+    x: Tensor, *, temperature: float | Tensor = 1.0, dim: int = -1, mask: Tensor | None = None, impl: str = "auto"
+) -> Tensor:
+    r"""Softmax at a temperature.
+
+    .. math:: \phi(x)_i = \frac{e^{x_i / T}}{\sum_k e^{x_k / T}}
+
+    Args:
+        x: input of any shape.
+        temperature: T > 0, a number or a tensor that broadcasts against x, of size 1 along ``dim``, with a gradient.
+        dim: the dim along which the weights sum to 1.
+        mask: True where an entry takes part.
+        impl: "auto", "cpu" or "reference".
+
+    Returns:
+        Weights of the shape and dtype of ``x``.
+
+    Example:
+        >>> import torch
+        >>> from multimax import reweighting
+        >>> reweighting.softmax(torch.tensor([3.0, 2.0, -1.0]), temperature=2.0)
+        tensor([0.5741, 0.3482, 0.0777])
+    """
+    dim, mask = _checked(x, dim, mask)
+    checks.above("temperature", temperature, 0, x, dim)
+    if isinstance(temperature, Tensor) or temperature != 1:
+        taking_part = x > torch.finfo(x.dtype).min / 2  # as it came: divided, a fill could no longer be told
+        mask = taking_part | x.isnan() if mask is None else mask & (taking_part | x.isnan())
+        wide = torch.where(mask, x, 0.0).to(compute_dtype(x.dtype)) / temperature
+        return _plain_softmax(wide, dim, mask, impl).to(F.result_dtype(x))
+    return _plain_softmax(x, dim, mask, impl)
+
+
+def _projection(kind: str, x: Tensor, dim: int, mask: Tensor | None, impl: str) -> Tensor:
+    if F.choose(impl, x.device) == "reference":
+        return _by_rows(x, dim, mask, getattr(reference, kind), F.result_dtype(x))
+    if mask is not None:
+        x = torch.where(mask, x, -torch.inf)
+    if x.ndim == 0:
+        return ops.entmax(x[None], kind)[0]
+    return ops.entmax(x.movedim(dim, -1), kind).movedim(-1, dim)
+
+
+def sparsemax(x: Tensor, *, dim: int = -1, mask: Tensor | None = None, impl: str = "auto") -> Tensor:
+    r"""The point of the simplex that is closest to the input, often on its boundary: weights that are exactly 0.
+
+    .. math:: \operatorname{sparsemax}(x) = \arg\min_{p \in \Delta} \lVert p - x \rVert^2 = \max(x - \tau, 0)
+
+    The kernel finds :math:`\tau` without sorting: the few entries within 1 of the largest are picked out, and Newton's
+    method on them ends after a few steps.
+
+    Args:
+        x: input of any shape.
+        dim: the dim along which the weights sum to 1.
+        mask: True where an entry takes part.
+        impl: "auto", "cpu" or "reference".
+
+    Returns:
+        Weights of the shape and dtype of ``x``.
+
+    Example:
+        >>> import torch
+        >>> from multimax import reweighting
+        >>> reweighting.sparsemax(torch.tensor([1.0, 0.6, -1.0]))
+        tensor([0.7000, 0.3000, 0.0000])
+
+    References:
+        Martins, Astudillo: From Softmax to Sparsemax. ICML 2016.
+    """
+    return _projection("sparsemax", x, *_checked(x, dim, mask), impl)
+
+
+def entmax15(x: Tensor, *, dim: int = -1, mask: Tensor | None = None, impl: str = "auto") -> Tensor:
+    r"""Entmax at :math:`\alpha = 1.5`, between softmax and sparsemax, exactly.
+
+    .. math:: \operatorname{entmax}_{1.5}(x) = \max(x / 2 - \tau, 0)^2
+
+    Args:
+        x: input of any shape.
+        dim: the dim along which the weights sum to 1.
+        mask: True where an entry takes part.
+        impl: "auto", "cpu" or "reference".
+
+    Returns:
+        Weights of the shape and dtype of ``x``.
+
+    Example:
+        >>> import torch
+        >>> from multimax import reweighting
+        >>> reweighting.entmax15(torch.tensor([1.0, 0.6, -1.0]))
+        tensor([0.6400, 0.3600, 0.0000])
+
+    References:
+        Peters, Niculae, Martins: Sparse Sequence-to-Sequence Models. ACL 2019.
+    """
+    return _projection("entmax15", x, *_checked(x, dim, mask), impl)
+
+
+def entmax(
+    x: Tensor, *, alpha: float | Tensor = 1.5, dim: int = -1, mask: Tensor | None = None, impl: str = "auto"
+) -> Tensor:
+    r"""Entmax: softmax for :math:`\alpha \to 1`, sparsemax at 2, sparser beyond.
+
+    .. math:: \operatorname{entmax}_\alpha(x) = \arg\max_{p \in \Delta} p^\top x + H_\alpha(p)
+        = \max((\alpha - 1) x - \tau, 0)^{1 / (\alpha - 1)}
+
+    with Tsallis' entropy :math:`H_\alpha(p) = \frac{1}{\alpha (\alpha - 1)} \sum_i (p_i - p_i^\alpha)`.
+
+    Args:
+        x: input of any shape.
+        alpha: above 1; a number, or a tensor that broadcasts against x, of size 1 along ``dim``, with a gradient.
+        dim: the dim along which the weights sum to 1.
+        mask: True where an entry takes part.
+        impl: "auto", "cpu" or "reference". There are kernels for the numbers 1.5 and 2 only.
+
+    Returns:
+        Weights of the shape and dtype of ``x``.
+
+    Example:
+        >>> import torch
+        >>> from multimax import reweighting
+        >>> alpha = torch.tensor([[1.1], [2.0]], requires_grad=True)  # for each of two rows
+        >>> reweighting.entmax(torch.tensor([[1.0, 0.6, -1.0], [1.0, 0.6, -1.0]]), alpha=alpha)
+        tensor([[0.5740, 0.3726, 0.0534],
+                [0.7000, 0.3000, 0.0000]], grad_fn=<PermuteBackward0>)
+
+    References:
+        Peters, Niculae, Martins: Sparse Sequence-to-Sequence Models. ACL 2019. Correia, Niculae, Martins: Adaptively
+        Sparse Transformers. EMNLP 2019 (the gradient of alpha).
+    """
+    dim, mask = _checked(x, dim, mask)
+    checks.above("alpha", alpha, 1, x, dim)
+    if not isinstance(alpha, Tensor) and alpha in (1.5, 2):
+        return _projection("entmax15" if alpha == 1.5 else "sparsemax", x, dim, mask, impl)
+    F.choose("reference" if impl == "auto" else impl, x.device, "there are kernels for alpha 1.5 and 2 only")
+    alpha = torch.as_tensor(alpha, dtype=None if isinstance(alpha, Tensor) else torch.float64, device=x.device)
+    if x.ndim and alpha.ndim:
+        alpha = alpha.reshape(*[1] * (x.ndim - alpha.ndim), *alpha.shape).movedim(dim, -1)
+    return _by_rows(x, dim, mask, lambda z, masked: reference.entmax(z, masked, alpha), F.result_dtype(x))
+
+
+def evsoftmax(x: Tensor, *, eps: float = 0.0, dim: int = -1, mask: Tensor | None = None, impl: str = "auto") -> Tensor:
+    r"""Ev-SoftMax: softmax of the entries at or above the mean, 0 for the others.
+
+    .. math:: \phi(x)_i = \frac{(1[x_i \ge \bar x] + \epsilon)\, e^{x_i}}
+        {\sum_k (1[x_k \ge \bar x] + \epsilon)\, e^{x_k}}
+
+    The paper trains with a small :math:`\epsilon`, so that the others have a gradient and a finite logarithm, and
+    evaluates with 0; :class:`EvSoftmax` does so.
+
+    Args:
+        x: input of any shape.
+        eps: :math:`\epsilon \ge 0`.
+        dim: the dim along which the weights sum to 1.
+        mask: True where an entry takes part; the mean is that of these.
+        impl: "auto", "cpu" or "reference".
+
+    Returns:
+        Weights of the shape and dtype of ``x``.
+
+    Example:
+        >>> import torch
+        >>> from multimax import reweighting
+        >>> reweighting.evsoftmax(torch.tensor([2.0, 1.6, 1.0, -1.0]))
+        tensor([0.4906, 0.3289, 0.1805, 0.0000])
+
+    References:
+        Chen, Itkina, Senanayake, Kochenderfer: Evidential Softmax for Sparse Multimodal Distributions in Deep
+        Generative Models. NeurIPS 2021.
+    """
+    dim, mask = _checked(x, dim, mask)
+    eps = checks.number("eps", eps, 0, float("inf"))
+    kept = _kept(x, dim, mask, reference.at_or_above_the_mean)
+    if eps == 0:
+        return _plain_softmax(x, dim, kept, impl)
+    return _plain_softmax(lowered(x, kept, eps), dim, mask, impl).to(F.result_dtype(x))
+
+
+def sparsehourglass(
+    x: Tensor, *, q: float = 1.0, dim: int = -1, mask: Tensor | None = None, impl: str = "auto"
+) -> Tensor:
+    r"""Sparsehourglass: sparsemax of an input that is scaled towards sum-normalisation.
+
+    .. math:: \phi(x) = \operatorname{sparsemax}\left(\frac{1 + K q}{\lvert \sum_k x_k \rvert + K q}\, x\right)
+
+    for K entries. q to infinity is sparsemax, q to 0 projects :math:`x / \lvert \sum_k x_k \rvert`. Unlike the other
+    functions here, it changes if a constant is added to x.
+
+    Args:
+        x: input of any shape.
+        q: above 0; infinity is allowed.
+        dim: the dim along which the weights sum to 1.
+        mask: True where an entry takes part; K and the sum are of these.
+        impl: "auto", "cpu" or "reference".
+
+    Returns:
+        Weights of the shape and dtype of ``x``.
+
+    Example:
+        >>> import torch
+        >>> from multimax import reweighting
+        >>> reweighting.sparsehourglass(torch.tensor([1.0, 0.6, -1.0]), q=0.5)
+        tensor([0.7381, 0.2619, 0.0000])
+
+    References:
+        Laha, Chemmengath, Agrawal, Khapra, Sankaranarayanan, Ramaswamy: On Controllable Sparse Alternatives to Softmax.
+        NeurIPS 2018.
+    """
+    dim, mask = _checked(x, dim, mask)
+    checks.above("q", 1.0 if q == float("inf") else q, 0, x, dim)
+    wide = compute_dtype(x.dtype)
+    scaled = _by_rows(x, dim, mask, lambda z, masked: reference.hourglass(z, masked, float(q)), wide)
+    return sparsemax(scaled, dim=dim, impl=impl).to(F.result_dtype(x))
+
+
+def topk(x: Tensor, *, k: int | float, dim: int = -1, mask: Tensor | None = None, impl: str = "auto") -> Tensor:
+    r"""Softmax of the k largest entries, 0 for the others.
+
+    .. math:: \phi(x)_i = \frac{1[i \in \mathcal{T}]\, e^{x_i}}{\sum_{k \in \mathcal{T}} e^{x_k}}, \qquad
+        \mathcal{T} = \text{the } k \text{ largest}
+
+    Args:
+        x: input of any shape.
+        k: how many entries to keep: an int of at least 1 (all, if there are not so many), or a float in (0, 1], the
+            share of those that take part, rounded up. Of equal entries at the edge some are kept, so that there are k.
+        dim: the dim along which the weights sum to 1.
+        mask: True where an entry takes part.
+        impl: "auto", "cpu" or "reference".
+
+    Returns:
+        Weights of the shape and dtype of ``x``.
+
+    Example:
+        >>> import torch
+        >>> from multimax import reweighting
+        >>> reweighting.topk(torch.tensor([3.0, 2.0, -1.0]), k=2)
+        tensor([0.7311, 0.2689, 0.0000])
+
+    References:
+        Wang, Wang, Wang, Lin, Wang, Bai: KVT: k-NN Attention for Boosting Vision Transformers. ECCV 2022. Gupta, Dar,
+        Goodman, Ciprut, Berant: Memory-efficient Transformers via Top-k Attention. SustaiNLP 2021.
+    """
+    dim, mask = _checked(x, dim, mask)
+    checks.count_or_share("k", k)
+    kept = _kept(x, dim, mask, lambda z, masked: reference.largest(z, masked, k))
+    return _plain_softmax(x, dim, kept, impl)

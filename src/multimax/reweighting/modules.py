@@ -1,0 +1,297 @@
+"""The functions as modules, in the place of ``nn.Softmax``. :class:`multimax.MultiMax` is one of them."""
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from multimax import checks
+from multimax.modules import MultiMax
+from multimax.reweighting.registry import Reweighting, get
+
+
+def _on_heads(values: Tensor, ndim: int, dim: int) -> Tensor:
+    """(heads,) as a tensor that broadcasts against an input of (..., heads, queries, keys), as for MultiMax: the heads
+    are the last but one of the input's dims without `dim`."""
+    if values.ndim == 0:
+        return values
+    others = [i for i in range(ndim) if i != dim % ndim]
+    if not others:
+        raise ValueError(f"multimax: expected an input of (..., heads, queries, keys), got {ndim} dims")
+    shape = [1] * ndim
+    shape[others[-2] if len(others) > 1 else others[0]] = values.shape[0]
+    return values.reshape(shape)
+
+
+class Reweighter(nn.Module):
+    """What the modules share: a dim, and a function with the present options."""
+
+    reweighting_name: ClassVar[str]
+
+    def __init__(self, *, dim: int = -1) -> None:
+        super().__init__()
+        checks.integer("dim", dim)
+        self.dim = dim
+
+    def options(self, ndim: int, dim: int) -> dict[str, Any]:
+        """The function's options for an input of so many dims."""
+        return {}
+
+    def function(self, ndim: int = 4, dim: int = -1) -> Reweighting:
+        """The function with its present options: for attention scores, or for an input of ndim dims."""
+        return get(self.reweighting_name, **self.options(ndim, dim))
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Weights of the shape of x; mask is True where an entry takes part."""
+        return self.function(x.ndim, self.dim)(x, dim=self.dim, mask=mask)
+
+    def extra_repr(self) -> str:
+        """The settings."""
+        return "" if self.dim == -1 else f"dim={self.dim}"
+
+
+def _repr(*parts: str) -> str:
+    return ", ".join(part for part in parts if part)
+
+
+class Sparsemax(Reweighter):
+    """:func:`sparsemax` as a module."""
+
+    reweighting_name = "sparsemax"
+
+
+class Entmax15(Reweighter):
+    """:func:`entmax15` as a module."""
+
+    reweighting_name = "entmax15"
+
+
+class Softmax(Reweighter):
+    r""":func:`softmax` as a module, with a fixed or a trained temperature.
+
+    .. math:: \phi(x) = \operatorname{softmax}(x / T), \qquad T = e^{\theta}
+
+    The state_dict has ``log_temperature``, :math:`\theta`, if it is trained.
+
+    Args:
+        temperature: T > 0, to stay or to begin with.
+        learn: whether T is trained.
+        heads: a temperature for each of so many heads, for x of (..., heads, queries, keys); trained only.
+        dim: the dim along which the weights sum to 1.
+
+    Example:
+        >>> import torch
+        >>> from multimax import reweighting
+        >>> layer = reweighting.Softmax(2.0, learn=True)
+        >>> layer(torch.tensor([3.0, 2.0, -1.0])).detach()
+        tensor([0.5741, 0.3482, 0.0777])
+        >>> layer.temperature
+        tensor(2., grad_fn=<ExpBackward0>)
+    """
+
+    reweighting_name = "softmax"
+
+    def __init__(
+        self, temperature: float = 1.0, *, learn: bool = False, heads: int | None = None, dim: int = -1
+    ) -> None:
+        super().__init__(dim=dim)
+        checks.above("temperature", temperature, 0, torch.empty(()), 0)
+        checks.heads_to_learn(heads, learn)
+        self.initial = float(temperature)
+        self.log_temperature = nn.Parameter(torch.empty(() if heads is None else (heads,))) if learn else None
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Back to the temperature given."""
+        if self.log_temperature is not None:
+            self.log_temperature.fill_(math.log(self.initial))
+
+    @property
+    def temperature(self) -> Tensor | float:
+        """T: a number, or () or (heads,)."""
+        return self.initial if self.log_temperature is None else self.log_temperature.exp()
+
+    def options(self, ndim: int, dim: int) -> dict[str, Any]:
+        """The temperature."""
+        own = self.temperature
+        return {"temperature": _on_heads(own, ndim, dim) if isinstance(own, Tensor) else own}
+
+    def extra_repr(self) -> str:
+        """The settings."""
+        return _repr(_number("temperature", self.temperature), super().extra_repr())
+
+
+class Entmax(Reweighter):
+    r""":func:`entmax` as a module, with a fixed or a trained :math:`\alpha`.
+
+    .. math:: \alpha = l + (h - l)\, \frac{1}{1 + e^{-\theta}}
+
+    stays in [l, h] whatever the training does. The state_dict has ``shape``, :math:`\theta`, if it is trained.
+
+    Args:
+        alpha: above 1, to stay or to begin with.
+        learn: whether alpha is trained.
+        heads: an alpha for each of so many heads, for x of (..., heads, queries, keys); trained only.
+        bounds: (l, h), 1 < l < h, for a trained alpha. By default from nearly softmax to sparsemax.
+        dim: the dim along which the weights sum to 1.
+
+    Example:
+        >>> import torch
+        >>> from multimax import reweighting
+        >>> layer = reweighting.Entmax(1.5, learn=True, heads=6)
+        >>> layer(torch.randn(2, 6, 10, 10)).sum(-1).mean()
+        tensor(1., grad_fn=<MeanBackward0>)
+        >>> layer.alpha
+        tensor([1.5000, 1.5000, 1.5000, 1.5000, 1.5000, 1.5000],
+               grad_fn=<AddBackward0>)
+
+    References:
+        Correia, Niculae, Martins: Adaptively Sparse Transformers. EMNLP 2019.
+    """
+
+    reweighting_name = "entmax"
+
+    def __init__(
+        self,
+        alpha: float = 1.5,
+        *,
+        learn: bool = False,
+        heads: int | None = None,
+        bounds: tuple[float, float] = (1.01, 2.0),
+        dim: int = -1,
+    ) -> None:
+        super().__init__(dim=dim)
+        checks.above("alpha", alpha, 1, torch.empty(()), 0)
+        checks.heads_to_learn(heads, learn)
+        low, high = bounds
+        if learn and not 1 < low < alpha < high < math.inf:
+            raise ValueError(
+                f"multimax: expected 1 < low < alpha < high for a trained alpha, got {low}, {alpha}, {high}"
+            )
+        self.initial, self.bounds = float(alpha), (float(low), float(high))
+        self.shape = nn.Parameter(torch.empty(() if heads is None else (heads,))) if learn else None
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Back to the alpha given."""
+        if self.shape is not None:
+            low, high = self.bounds
+            share = (self.initial - low) / (high - low)
+            self.shape.fill_(math.log(share / (1 - share)))
+
+    @property
+    def alpha(self) -> Tensor | float:
+        """A number, or () or (heads,)."""
+        if self.shape is None:
+            return self.initial
+        low, high = self.bounds
+        return low + (high - low) * torch.sigmoid(self.shape)
+
+    def options(self, ndim: int, dim: int) -> dict[str, Any]:
+        """The alpha."""
+        own = self.alpha
+        return {"alpha": _on_heads(own, ndim, dim) if isinstance(own, Tensor) else own}
+
+    def extra_repr(self) -> str:
+        """The settings."""
+        return _repr(_number("alpha", self.alpha), super().extra_repr())
+
+
+class EvSoftmax(Reweighter):
+    """:func:`evsoftmax` as a module: with ``eps`` in training, without in evaluation."""
+
+    reweighting_name = "evsoftmax"
+
+    def __init__(self, eps: float = 1e-6, *, dim: int = -1) -> None:
+        super().__init__(dim=dim)
+        self.eps = checks.number("eps", eps, 0, math.inf)
+
+    def options(self, ndim: int, dim: int) -> dict[str, Any]:
+        """The eps."""
+        return {"eps": self.eps if self.training else 0.0}
+
+    def extra_repr(self) -> str:
+        """The settings."""
+        return _repr(f"eps={self.eps:g}", super().extra_repr())
+
+
+class Sparsehourglass(Reweighter):
+    """:func:`sparsehourglass` as a module."""
+
+    reweighting_name = "sparsehourglass"
+
+    def __init__(self, q: float = 1.0, *, dim: int = -1) -> None:
+        super().__init__(dim=dim)
+        checks.above("q", 1.0 if q == math.inf else q, 0, torch.empty(()), 0)
+        self.q = float(q)
+
+    def options(self, ndim: int, dim: int) -> dict[str, Any]:
+        """The q."""
+        return {"q": self.q}
+
+    def extra_repr(self) -> str:
+        """The settings."""
+        return _repr(f"q={self.q:g}", super().extra_repr())
+
+
+class TopK(Reweighter):
+    """:func:`topk` as a module."""
+
+    reweighting_name = "topk"
+
+    def __init__(self, k: int | float, *, dim: int = -1) -> None:
+        super().__init__(dim=dim)
+        checks.count_or_share("k", k)
+        self.k = k
+
+    def options(self, ndim: int, dim: int) -> dict[str, Any]:
+        """The k."""
+        return {"k": self.k}
+
+    def extra_repr(self) -> str:
+        """The settings."""
+        return _repr(f"k={self.k}", super().extra_repr())
+
+
+def _number(name: str, value: Tensor | float) -> str:
+    if not isinstance(value, Tensor):
+        return f"{name}={value:g}"
+    if value.is_meta:
+        return f"learned {name}"
+    numbers = value.detach().reshape(-1).tolist()
+    return f"learned {name}=" + (
+        "[" + ", ".join(f"{v:.4g}" for v in numbers) + "]" if value.ndim else f"{numbers[0]:.4g}"
+    )
+
+
+MODULES: dict[str, type[nn.Module]] = {
+    module.reweighting_name: module
+    for module in (Softmax, Sparsemax, Entmax15, Entmax, EvSoftmax, Sparsehourglass, TopK)
+} | {"multimax": MultiMax}
+
+
+def module(name: str, **options: Any) -> nn.Module:
+    """A reweighting module by name: ``module("entmax", learn=True)`` is ``Entmax(learn=True)``.
+
+    Args:
+        name: one of :func:`names`.
+        options: what the module's class takes.
+
+    Example:
+        >>> from multimax import reweighting
+        >>> reweighting.module("topk", k=8)
+        TopK(k=8)
+    """
+    checks.choice("name", name, tuple(MODULES))
+    try:
+        return MODULES[name](**options)
+    except TypeError as error:
+        if "argument" not in str(error):
+            raise
+        own = MODULES[name].__name__
+        raise TypeError(
+            f"multimax: expected the options of {own}, got {', '.join(options) or 'none'}: {error}"
+        ) from None

@@ -1,0 +1,155 @@
+"""The formulas of the other reweighting functions, on any device and in any dtype: the oracle for their kernels.
+
+Differentiable twice. Arguments are taken as they come; `functions` checks them.
+
+Shapes: z is (..., K) in the compute dtype, masked (..., K) says which entries take no part; every function returns the
+weights, (..., K): 0 where masked, NaN wherever else there is a NaN in the row.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from multimax.reference import compute_dtype
+
+
+def split(x: Tensor, dim: int, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """z and masked, with `dim` last."""
+    masked = x <= torch.finfo(x.dtype).min / 2  # -inf and large negative fills; NaN compares false
+    if mask is not None:
+        masked = masked | ~mask
+    return x.movedim(dim, -1).to(compute_dtype(x.dtype)), masked.movedim(dim, -1)
+
+
+def _from_the_largest(z: Tensor, masked: Tensor) -> Tensor:
+    """z less the largest entry that takes part, -inf where masked, NaN in the whole row if it holds one or +inf.
+
+    All these functions are the same for z + c, so the largest counts as a constant for gradients.
+    """
+    if z.shape[-1] == 0:
+        return z
+    top = torch.where(masked, -torch.inf, z).amax(-1, keepdim=True).detach()
+    top = torch.where(top == torch.inf, torch.nan, torch.where(masked.all(-1, keepdim=True), 0.0, top))
+    return torch.where(masked, -torch.inf, z - top)
+
+
+def sparsemax(z: Tensor, masked: Tensor) -> Tensor:
+    """argmin over p in the simplex of |p - z|^2, which is max(z - tau, 0) (Martins and Astudillo 2016)."""
+    u = _from_the_largest(z, masked)
+    if z.shape[-1] == 0:
+        return u
+    with torch.no_grad():
+        # no entry at or below -1 is in the support; cut off there, far ones cannot spoil the sums
+        ranked = u.clamp(min=-2).sort(-1, descending=True).values
+        k = torch.arange(1, u.shape[-1] + 1, dtype=u.dtype, device=u.device)
+        size = (1 + k * ranked > ranked.cumsum(-1)).sum(-1, keepdim=True).clamp(min=1)
+        least = ranked.gather(-1, size - 1)
+        support = ((u >= least) & (u > -1)) | u.isnan()
+    inside = torch.where(support, u, 0.0)
+    tau = (inside.sum(-1, keepdim=True) - 1) / support.sum(-1, keepdim=True)
+    return torch.where(support, torch.relu(inside - tau), 0.0)
+
+
+def entmax15(z: Tensor, masked: Tensor) -> Tensor:
+    """max(z / 2 - tau, 0)^2, entmax at alpha = 1.5 (Peters, Niculae and Martins 2019)."""
+    u = _from_the_largest(z, masked) / 2
+    if z.shape[-1] == 0:
+        return u
+    with torch.no_grad():
+        ranked = u.clamp(min=-2).sort(-1, descending=True).values
+        k = torch.arange(1, u.shape[-1] + 1, dtype=u.dtype, device=u.device)
+        mean = ranked.cumsum(-1) / k
+        spread = ranked.square().cumsum(-1) - k * mean.square()
+        tau = mean - ((1 - spread) / k).clamp(min=0).sqrt()
+        size = (tau <= ranked).sum(-1, keepdim=True).clamp(min=1)
+        least = ranked.gather(-1, size - 1)
+        support = ((u >= least) & (u > -1)) | u.isnan()
+    size = support.sum(-1, keepdim=True)
+    inside = torch.where(support, u, 0.0)
+    # on the support, sum (u - tau)^2 = 1 is a quadratic equation; a row without support gets any tau
+    mean = inside.sum(-1, keepdim=True) / size.clamp(min=1)
+    spread = torch.where(support, inside - mean, 0.0).square().sum(-1, keepdim=True)
+    tau = mean - ((1 - spread) / size.clamp(min=1)).sqrt()
+    return torch.where(support, torch.relu(inside - tau).square(), 0.0)
+
+
+def _alpha_exp(v: Tensor, alpha: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
+    """p = (1 + (alpha - 1) v)^(1 / (alpha - 1)) and its derivative p^(2 - alpha), 0 where not inside; alpha to 1 is
+    exp(v), to rounding."""
+    scaled = (alpha - 1) * torch.where(inside, v, 0.0)
+    log_p = torch.log1p(scaled) / (alpha - 1)
+    p, slope = log_p.exp(), ((2 - alpha) * log_p).exp()
+    return torch.where(inside, p, 0.0), torch.where(inside, slope, 0.0)
+
+
+def entmax(z: Tensor, masked: Tensor, alpha: Tensor) -> Tensor:
+    """max((alpha - 1) z - tau, 0)^(1 / (alpha - 1)) for alpha > 1, (..., 1) (Peters, Niculae and Martins 2019).
+
+    Written as p = (1 + (alpha - 1)(u - t))^(1 / (alpha - 1)) with u = z - max z, where t = 0 gives the largest weight 1
+    and t's upper bound gives it 1 / K. The sum of p falls with t. For alpha <= 2 the norm (sum of p)^(alpha - 1) is
+    convex in t, and Newton's method on it from t = 0 never goes too far; for alpha > 2 the interval is halved.
+    """
+    u = _from_the_largest(z, masked)
+    if z.shape[-1] == 0:
+        return u
+    alpha = alpha.to(u.dtype)
+    graph = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()  # may not look at values
+    with torch.no_grad():
+        low = torch.zeros_like(u[..., :1] + alpha)
+        high = low - torch.expm1((1 - alpha) * math.log(u.shape[-1])) / (alpha - 1)
+        t = torch.where(alpha <= 2, low, (low + high) / 2)
+        for _ in range(30 if u.dtype == torch.float32 else 60):
+            p, slope = _alpha_exp(u - t, alpha, (alpha - 1) * (u - t) > -1)
+            total = p.sum(-1, keepdim=True)
+            low, high = torch.where(total >= 1, t, low), torch.where(total >= 1, high, t)
+            step = -torch.expm1((1 - alpha) * total.log()) / (alpha - 1) * total / slope.sum(-1, keepdim=True)
+            before, t = t, torch.where(alpha <= 2, t + step, (low + high) / 2)
+            moved = (t - before).abs() > torch.finfo(u.dtype).eps * t.abs().clamp(min=0.01)  # NaN stays, as settled
+            if not graph and not bool(moved.any()):
+                break
+        t = torch.where(masked.all(-1, keepdim=True), 0.0, t)
+        inside = (((alpha - 1) * (u - t) > -1) & ~masked) | u.isnan()
+    # Two more steps, now with gradients: from the root, they have its first two derivatives by u and alpha.
+    for _ in range(2):
+        p, slope = _alpha_exp(u - t, alpha, inside & ((alpha - 1) * (u - t).detach() > -1) | u.isnan())
+        t = t + (p.sum(-1, keepdim=True) - 1) / slope.sum(-1, keepdim=True)
+        t = torch.where(masked.all(-1, keepdim=True), 0.0, t)
+    return _alpha_exp(u - t, alpha, inside & ((alpha - 1) * (u - t).detach() > -1) | u.isnan())[0]
+
+
+def at_or_above_the_mean(z: Tensor, masked: Tensor) -> Tensor:
+    """Which entries Ev-SoftMax keeps (Chen, Itkina, Senanayake and Kochenderfer 2021).
+
+    The mean is taken of z - max z: of numbers that are never positive it cannot, by rounding, exceed all of them.
+    """
+    with torch.no_grad():
+        u = _from_the_largest(z, masked)
+        count = (~masked).sum(-1, keepdim=True)
+        return ~(u < torch.where(masked, 0.0, u).sum(-1, keepdim=True) / count) & ~masked
+
+
+def hourglass(z: Tensor, masked: Tensor, q: float) -> Tensor:
+    """What Sparsehourglass projects on the simplex: z (1 + K q) / (|sum z| + K q) (Laha et al. 2018).
+
+    Divided by q throughout, so that q to infinity, sparsemax, is a number like any other. K counts what takes part.
+    """
+    taking_part = torch.where(masked, 0.0, z)
+    count = (~masked).sum(-1, keepdim=True)
+    factor = (1 / q + count) / (taking_part.sum(-1, keepdim=True).abs() / q + count)
+    return torch.where(masked, -torch.inf, taking_part * factor)
+
+
+def largest(z: Tensor, masked: Tensor, k: int | float) -> Tensor:
+    """The k largest entries, or that share of those that take part, rounded up; of equal ones some: k remain."""
+    with torch.no_grad():
+        length = z.shape[-1]
+        taking_part = (~masked).sum(-1, keepdim=True)
+        # a share of 0.07 of 100 entries is 7, whatever rounding makes of the product
+        most = k if isinstance(k, int) else math.ceil(k * length - 1e-9)
+        order = torch.where(masked, -torch.inf, z).topk(min(most, length), -1).indices  # NaN first
+        rank = torch.arange(order.shape[-1], device=z.device)
+        kept = torch.ones_like(order, dtype=torch.bool)
+        if not isinstance(k, int):
+            kept = rank < torch.ceil(k * taking_part - 1e-9)
+        return torch.zeros_like(masked).scatter(-1, order, kept) & ~masked
