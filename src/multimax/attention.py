@@ -5,12 +5,12 @@ Shapes: B batches, H query heads, Hkv key heads, Lq queries, Lk keys, D and Dv e
 
 import math
 from collections.abc import Sequence
-from typing import Literal, overload
+from typing import Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
 
-from multimax import attention_ops, checks, ops
+from multimax import attention_ops, checks, observing, ops, score_blocks
 from multimax.functional import choose
 
 Window = tuple[int | None, int | None]
@@ -62,6 +62,62 @@ def _seed(dropout_p: float, device: torch.device) -> Tensor | None:
     if dropout_p == 0:
         return None
     return torch.randint(-(2**63), 2**63 - 1, (1,), dtype=torch.int64, device=device)
+
+
+def _checked(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool, shapes: str) -> tuple[Tensor, Tensor, Tensor]:
+    for name, t in (("query", query), ("key", key), ("value", value)):
+        checks.tensor(name, t)
+    query, key, value = _autocast(query, key, value)
+    checks.attention_inputs(query, key, value, enable_gqa, shapes)
+    return query, key, value
+
+
+def scale_of(scale: float | None, query: Tensor) -> float:
+    """The factor of the dot products."""
+    return 1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else float(scale)
+
+
+class Inputs(NamedTuple):
+    """What attention is about, as (B, H, L, D) each, masks that broadcast to (B, H, Lq, Lk), and the dims that come
+    before (Lq, Dv) in the result."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    bias: Tensor | None
+    lead: tuple[int, ...]
+
+
+def inputs(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    score_bias: Tensor | None,
+    enable_gqa: bool,
+) -> Inputs:
+    """The arguments of scaled_dot_product_attention, checked and brought to one form."""
+    query, key, value = _checked(query, key, value, enable_gqa, "(..., H, L, D)")
+    batched = query.ndim > 2
+    query, key, value = (t[None] if t.ndim == 2 else t for t in (query, key, value))
+    heads = query.shape[-3]
+    try:
+        batch = torch.broadcast_shapes(*(t.shape[:-3] for t in (query, key, value)))
+    except RuntimeError:
+        raise ValueError(
+            "multimax: expected query, key and value with batch dims that broadcast, got "
+            f"{checks.shape(query)}, {checks.shape(key)} and {checks.shape(value)}"
+        ) from None
+    full = (*batch, heads, query.shape[-2], key.shape[-2])
+    if attn_mask is not None:
+        checks.scores("attn_mask", attn_mask, query, full, boolean=True)
+    if score_bias is not None:
+        checks.scores("score_bias", score_bias, query, full, boolean=False)
+    batch4 = batch or (1,)
+    query, key, value = (_flat(t, batch4) for t in (query, key, value))
+    lead = (*batch, heads) if batched else ()
+    return Inputs(query, key, value, _scores(attn_mask, batch4), _scores(score_bias, batch4), lead)
 
 
 @overload
@@ -168,47 +224,20 @@ def multimax_attention(
         >>> multimax.multimax_attention(query, key, value, coefs, knots, is_causal=True).shape
         torch.Size([2, 6, 197, 64])
     """
-    query, key, value = _checked(query, key, value, enable_gqa, "(..., H, L, D)")
-    batched = query.ndim > 2
-    query, key, value = (t[None] if t.ndim == 2 else t for t in (query, key, value))
-    heads = query.shape[-3]
-    checks.attention_parameters(query, coefs, knots, heads)
-    try:
-        batch = torch.broadcast_shapes(*(t.shape[:-3] for t in (query, key, value)))
-    except RuntimeError:
-        raise ValueError(
-            "multimax: expected query, key and value with batch dims that broadcast, got "
-            f"{checks.shape(query)}, {checks.shape(key)} and {checks.shape(value)}"
-        ) from None
-    full = (*batch, heads, query.shape[-2], key.shape[-2])
-    if attn_mask is not None:
-        checks.scores("attn_mask", attn_mask, query, full, boolean=True)
-    if score_bias is not None:
-        checks.scores("score_bias", score_bias, query, full, boolean=False)
+    own = inputs(query, key, value, attn_mask, score_bias, enable_gqa)
+    query, key, value, mask, bias = own[:5]
+    checks.attention_parameters(query, coefs, knots, query.shape[1])
     dropout_p = checks.number("dropout_p", dropout_p, 0, 1)
     left, right = checks.window_bounds(window)
     path = choose(impl, query.device, _why_not_cpu(query, attn_mask, score_bias))
-    batch4 = batch or (1,)
-    query, key, value = (_side_by_side(_flat(t, batch4)) for t in (query, key, value))
-    mask, bias = _scores(attn_mask, batch4), _scores(score_bias, batch4)
+    query, key, value = (_side_by_side(t) for t in (query, key, value))
     seed = _seed(dropout_p, query.device)
-    options = (dropout_p, _scale(scale, query), is_causal, left, right)
+    options = (dropout_p, scale_of(scale, query), is_causal, left, right)
     out, lse = attention_ops.attention(path, query, key, value, coefs, knots, mask, bias, None, None, seed, *options)
-    lead = (*batch, heads) if batched else ()
-    out, lse = out.reshape(*lead, *out.shape[-2:]), lse.reshape(*lead, lse.shape[-1])
+    if observing.active():
+        score_blocks.report(query, key, coefs, knots, mask, bias, *options[1:])
+    out, lse = out.reshape(*own.lead, *out.shape[-2:]), lse.reshape(*own.lead, lse.shape[-1])
     return (out, lse) if return_lse else out
-
-
-def _checked(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool, shapes: str) -> tuple[Tensor, Tensor, Tensor]:
-    for name, t in (("query", query), ("key", key), ("value", value)):
-        checks.tensor(name, t)
-    query, key, value = _autocast(query, key, value)
-    checks.attention_inputs(query, key, value, enable_gqa, shapes)
-    return query, key, value
-
-
-def _scale(scale: float | None, query: Tensor) -> float:
-    return 1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else float(scale)
 
 
 def multimax_attention_varlen(
@@ -283,10 +312,12 @@ def multimax_attention_varlen(
     path = choose(impl, query.device, _why_not_cpu(query, None, None))
     query, key, value = (_side_by_side(t) for t in (query, key, value))
     seed = _seed(dropout_p, query.device)
-    options = (dropout_p, _scale(scale, query), is_causal, left, right)
+    options = (dropout_p, scale_of(scale, query), is_causal, left, right)
     out, lse = attention_ops.attention(
         path, query, key, value, coefs, knots, None, None, cu_seqlens_q, cu_seqlens_k, seed, *options
     )
+    if observing.active():
+        score_blocks.report_packed(query, key, coefs, knots, cu_seqlens_q, cu_seqlens_k, *options[1:])
     out = out[0].transpose(0, 1)
     return (out, lse[0]) if return_lse else out
 

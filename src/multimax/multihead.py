@@ -1,22 +1,29 @@
 """torch's multi-head attention with another reweighting function in the place of softmax."""
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
 from multimax import checks
-from multimax.attention import multimax_attention
-from multimax.functional import modulate, multimax
 from multimax.modules import MultiMax
+from multimax.oversmoothing import AttnScale
+from multimax.reweighting import attention, module
+
+OWN = ("multimax", "reweight", "attn_scale")  # the parts that torch's module does not have
 
 
 class MultiheadAttention(nn.MultiheadAttention):
-    r"""``torch.nn.MultiheadAttention`` with MultiMax in the place of softmax.
+    r"""``torch.nn.MultiheadAttention`` with MultiMax, or another reweighting function, in the place of softmax.
 
     .. math:: \operatorname{head}_h = \phi(Q_h K_h^\top / \sqrt{d})\, V_h
 
     Signature, defaults, behaviour and state_dict keys are torch's, and two keys come on top: ``multimax.coefs`` and
     ``multimax.knots``. A state_dict of torch's module loads, and then gives torch's results: zero coefs is softmax. A
     query for which no key is left gets zeros, where torch has NaN.
+
+    With another function than MultiMax, its parameters, if it has any, are found under ``reweight.``, and those of
+    AttnScale under ``attn_scale.``; both start at what a state_dict of torch's module leaves them at.
 
     It can stand in ``nn.TransformerEncoderLayer``, ``nn.TransformerDecoderLayer`` and ``nn.Transformer``, in training
     and in evaluation: their fast path for evaluation, which reads the weights and calls no attention module, does not
@@ -30,6 +37,10 @@ class MultiheadAttention(nn.MultiheadAttention):
         per_head: parameters for each head, not one set for all.
         init: initial parameters, see :class:`MultiMax`.
         monotone: keep sigma non-decreasing, see :class:`MultiMax`.
+        reweight: the function: "multimax", another name of :mod:`multimax.reweighting` with its default options, or a
+            module of it, such as ``reweighting.TopK(8)``. The five options above are those of MultiMax.
+        attn_scale: scale the high-pass part of each head's weights by a trained factor, see
+            :class:`multimax.oversmoothing.AttnScale`. The weights are then computed in blocks, not fused.
 
     Shape:
         As in torch.
@@ -62,6 +73,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         per_head: bool = False,
         init: str | tuple[Tensor, Tensor] = "paper",
         monotone: bool = False,
+        reweight: str | nn.Module = "multimax",
+        attn_scale: bool = False,
     ) -> None:
         super().__init__(
             embed_dim,
@@ -78,15 +91,26 @@ class MultiheadAttention(nn.MultiheadAttention):
         )
         # What torch's encoder layers ask before they take their fast path, which would pass this module by.
         self._qkv_same_embed_dim = False
-        self.multimax = MultiMax(
-            order,
-            terms=terms,
-            heads=num_heads if per_head else None,
-            init=init,
-            monotone=monotone,
-            device=device,
-            dtype=dtype,
-        )
+        if isinstance(reweight, str) and reweight == "multimax":
+            self.multimax = MultiMax(
+                order,
+                terms=terms,
+                heads=num_heads if per_head else None,
+                init=init,
+                monotone=monotone,
+                device=device,
+                dtype=dtype,
+            )
+        else:
+            if (order, terms, per_head, init, monotone) != (2, "both", False, "paper", False):
+                raise ValueError(
+                    "multimax: expected order, terms, per_head, init and monotone with reweight='multimax' only, got "
+                    f"them with {reweight!r}; give its module with the options it takes"
+                )
+            if not isinstance(reweight, (str, nn.Module)):
+                raise TypeError(f"multimax: expected reweight to be a name or a module, got {reweight!r}")
+            self.reweight = (module(reweight) if isinstance(reweight, str) else reweight).to(device=device, dtype=dtype)
+        self.attn_scale = AttnScale(num_heads).to(device=device, dtype=dtype) if attn_scale else None
 
     def _reset_parameters(self) -> None:
         one_weight = self.in_proj_weight is not None
@@ -95,11 +119,12 @@ class MultiheadAttention(nn.MultiheadAttention):
         self._qkv_same_embed_dim = before
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: object) -> None:
-        """A state_dict of torch's module has no parameters of sigma: then it is softmax."""
-        names = [f"{prefix}multimax.{name}" for name in ("coefs", "knots")]
-        if f"{prefix}out_proj.weight" in state_dict and not any(name in state_dict for name in names):
-            state_dict[names[0]] = torch.zeros_like(self.multimax.coefs)
-            state_dict[names[1]] = self.multimax.knots.detach().clone()
+        """A state_dict of torch's module has no parameters of the function: then MultiMax is softmax, and what else
+        there is stays as it is."""
+        own = {name: t for name, t in self.state_dict().items() if name.split(".")[0] in OWN}
+        if f"{prefix}out_proj.weight" in state_dict and not any(f"{prefix}{name}" in state_dict for name in own):
+            for name, t in own.items():
+                state_dict[f"{prefix}{name}"] = torch.zeros_like(t) if name == "multimax.coefs" else t.detach().clone()
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
@@ -130,7 +155,8 @@ class MultiheadAttention(nn.MultiheadAttention):
     ) -> tuple[Tensor, Tensor | None]:
         """As in torch; masks in torch's sense here: True, or -inf, where a key takes *no* part.
 
-        With ``need_weights`` the weights are computed as a matrix; without, by :func:`multimax.multimax_attention`.
+        With ``need_weights`` the weights are computed as a matrix; without, as :func:`multimax.reweighting.attention`
+        does it.
         """
         if is_causal and attn_mask is None:
             raise ValueError("multimax: expected an attn_mask beside is_causal=True, which is only a hint, as in torch")
@@ -159,20 +185,23 @@ class MultiheadAttention(nn.MultiheadAttention):
         q, k, v = (t.unflatten(-1, (heads, self.head_dim)).transpose(1, 2) for t in (q, k, v))  # (B, H, L, D)
         causal = is_causal and key_padding_mask is None and not need_weights and not extra
         mask = None if causal else self._mask(attn_mask, key_padding_mask, b, queries, k.shape[2] - extra, extra, q)
-        coefs, knots = self.multimax.parameters_in_use()
         dropout_p = self.dropout if self.training else 0.0
-        weights = None
+        compute = partial(
+            attention,
+            q,
+            k,
+            v,
+            reweight=self.reweight if hasattr(self, "reweight") else self.multimax,
+            attn_mask=mask,
+            dropout_p=dropout_p,
+            is_causal=causal,
+            attn_scale=None if self.attn_scale is None else self.attn_scale.omega,
+        )
+        weights: Tensor | None = None
         if need_weights:
-            scores = (q * self.head_dim**-0.5) @ k.transpose(-1, -2)
-            if mask is None or mask.dtype == torch.bool:
-                weights = multimax(scores, coefs, knots, mask=mask)
-            else:  # numbers come after sigma; softmax here is MultiMax at zero, for rows with nothing left
-                scores = modulate(scores, coefs, knots) + mask
-                weights = multimax(scores, torch.zeros_like(coefs), knots)
-            weights = nn.functional.dropout(weights, dropout_p)
-            out = weights @ v
+            out, weights = compute(return_weights=True)
         else:
-            out = multimax_attention(q, k, v, coefs, knots, attn_mask=mask, dropout_p=dropout_p, is_causal=causal)
+            out = compute()
         out = self.out_proj(out.transpose(1, 2).flatten(2))  # (B, Lq, E)
         if weights is not None and average_attn_weights:
             weights = weights.mean(1)

@@ -44,6 +44,7 @@ from multimax.reweighting.modules import (
     TopK,
     module,
 )
+from multimax.reweighting.query_blocks import attention
 from multimax.reweighting.registry import Reweighting, get, names
 
 __all__ = [
@@ -61,6 +62,7 @@ __all__ = [
     "Sparsemax",
     "SparsemaxLoss",
     "TopK",
+    "attention",
     "entmax",
     "entmax15",
     "entmax15_loss",
