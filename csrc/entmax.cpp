@@ -1,8 +1,9 @@
-// The kernels of sparsemax and entmax15. Compiled once for each instruction set, like rows.cpp, and as free of the C++
+// The kernels of entmax. Compiled once for each instruction set, like rows.cpp, and as free of the C++
 // library as that.
 #include "entmax.h"
 
 #include "memory.h"
+#include "multimax_math.h"
 
 namespace multimax::MULTIMAX_ISA {
 namespace {
@@ -14,7 +15,7 @@ constexpr int max_steps = 200;
 
 inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// The body is given where a vector begins, and how many of its lanes there are.
+// The body is given where a vector begins, and which of its lanes there are.
 template <class S, class Body>
 MULTIMAX_INLINE void each(int64_t begin, int64_t end, Body body) {
   int64_t i = begin;
@@ -24,27 +25,191 @@ MULTIMAX_INLINE void each(int64_t begin, int64_t end, Body body) {
 
 #define MULTIMAX_EACH [&](int64_t i, auto part) __attribute__((always_inline))
 
-template <class S, class T, Entmax kind>
+template <class S>
+MULTIMAX_INLINE auto there(Whole) {
+  return S::first(S::width);
+}
+template <class S>
+MULTIMAX_INLINE auto there(Part part) {
+  return S::first(part.n);
+}
+
+// Sums over all vectors of [0, n): the body adds to those it is given.
+template <class S, int count, class Body>
+MULTIMAX_INLINE void sums(int64_t n, double (&totals)[count], Body body) {
+  using V = typename S::V;
+  double lanes[count][S::width] = {};
+  for (int64_t begin = 0; begin < n; begin += sum_every * S::width) {
+    V sum[count] = {};
+    each<S>(begin, min(begin + sum_every * S::width, n), MULTIMAX_EACH { body(i, part, sum); });
+    for (int j = 0; j < count; ++j) S::add_to(lanes[j], sum[j]);
+  }
+  for (int j = 0; j < count; ++j) {
+    totals[j] = 0;
+    for (int i = 0; i < S::width; ++i) totals[j] += lanes[j][i];
+  }
+}
+
+// Of u's that lie one after the other; what is not there is far below.
+template <class S>
+MULTIMAX_INLINE typename S::V load_u(const typename S::T* u, Whole) {
+  return S::load(u);
+}
+template <class S>
+MULTIMAX_INLINE typename S::V load_u(const typename S::T* u, Part part) {
+  return S::select(S::first(part.n), S::load(u, part.n), S::set(minus_infinity<typename S::T>()));
+}
+
+// sparsemax and entmax15. A law says how u comes of x, above which u an entry can be in the support at all, what tau
+// is, and of each u its weight and the weight's derivative.
+template <class S, Entmax kind>
+struct Projection {
+  using C = typename S::T;
+  using V = typename S::V;
+  using Mask = decltype(S::first(0));
+  static constexpr bool linear = kind == Entmax::sparsemax;
+  static constexpr C unit = linear ? 1 : static_cast<C>(0.5);
+
+  explicit Projection(C) {}
+  C least() const { return -1; }  // the largest u is 0, and no weight exceeds 1
+
+  // The tau for which the norm of r, the sum of r (sparsemax) or the root of the sum of r^2 (entmax15), is 1, by
+  // Newton's method from below. The norm is convex and falls with tau, so no step goes too far, and from one step to
+  // the next norm - 1 or the slope falls to a half at least: both cannot go on for longer than a number has bits.
+  C threshold(const C* u, int64_t n, int64_t) const {
+    C tau = -1;
+    for (int step = 0; step < max_steps; ++step) {
+      const V t = S::set(tau);
+      double total[2];
+      sums<S>(n, total, [&](int64_t i, auto part, V* sum) __attribute__((always_inline)) {
+        V r = S::max(load_u<S>(u + i, part) - t, V{});
+        sum[0] = sum[0] + (linear ? r : r * r);
+        sum[1] = linear ? S::add_where(S::lt(V{}, r), sum[1], S::set(1)) : sum[1] + r;
+      });
+      double norm = linear ? total[0] : __builtin_sqrt(total[0]);
+      C next = static_cast<C>(static_cast<double>(tau) + (norm - 1) / total[1] * (linear ? 1 : norm));
+      // the last step may well go back, by what rounding had taken too far
+      if (!(next > tau)) return next;
+      tau = next;
+    }
+    return tau;
+  }
+
+  V weight(V u, V tau) const {
+    V r = S::max(u - tau, V{});
+    return linear ? r : r * r;
+  }
+  // up to a constant, which the backward does not need; not 0 on the support only
+  V derivative(V u, V tau, Mask& on) const {
+    V r = u - tau;
+    on = S::lt(V{}, r);
+    return linear ? S::set(1) : r;
+  }
+};
+
+template <class S>
+struct AnyAlpha {
+  using C = typename S::T;
+  using V = typename S::V;
+  using Mask = decltype(S::first(0));
+  static constexpr C unit = 1;
+
+  C a;  // alpha - 1
+
+  explicit AnyAlpha(C alpha) : a(alpha - 1) {}
+  C least() const { return -1 / a; }
+
+  // r = 1 + a (u - tau), on the support; y = r^(1 / a), and its derivative y^(2 - alpha) is y / r
+  V power(V v, V& r, Mask& on) const {
+    V y = S::set(a) * v;
+    on = S::lt(S::set(-1), y);
+    y = S::select(on, y, V{});
+    r = y + static_cast<C>(1);
+    return S::select(on, exp<S>(log1p<S>(y) / S::set(a)), V{});
+  }
+
+  void totals(const C* u, int64_t n, C tau, double (&total)[2]) const {
+    const V t = S::set(tau);
+    sums<S>(n, total, [&](int64_t i, auto part, V* sum) __attribute__((always_inline)) {
+      V r;
+      Mask on;
+      V y = power(load_u<S>(u + i, part) - t, r, on);
+      sum[0] = sum[0] + y;
+      sum[1] = sum[1] + y / r;
+    });
+  }
+
+  // For alpha <= 2, as above, by Newton's method on the norm (sum of y)^a, which is convex in tau. For alpha > 2 it is
+  // not, and the interval in which tau lies is halved: at 0 the largest weight is 1, at its end 1 / length.
+  C threshold(const C* u, int64_t n, int64_t length) const {
+    double total[2], wide = static_cast<double>(a);
+    if (a > 1) {
+      C low = 0, high = static_cast<C>(-__builtin_expm1(-wide * __builtin_log(static_cast<double>(length))) / wide);
+      for (int step = 0; step < max_steps; ++step) {
+        C middle = low + (high - low) / 2;
+        if (!(middle > low && middle < high)) break;
+        totals(u, n, middle, total);
+        (total[0] >= 1 ? low : high) = middle;
+      }
+      return low;
+    }
+    C tau = 0;
+    for (int step = 0; step < max_steps; ++step) {
+      totals(u, n, tau, total);
+      double change = -__builtin_expm1(-wide * __builtin_log(total[0])) / wide * total[0] / total[1];
+      C next = static_cast<C>(static_cast<double>(tau) + change);
+      if (!(next > tau)) return next > 0 ? next : 0;
+      tau = next;
+    }
+    return tau;
+  }
+
+  V weight(V u, V tau) const {
+    V r;
+    Mask on;
+    return power(u - tau, r, on);
+  }
+  V derivative(V u, V tau, Mask& on) const {
+    V r;
+    V y = power(u - tau, r, on);
+    return y / r;
+  }
+  // the weight's derivative by alpha at a fixed tau: y (v / r - log y) / a with v = u - tau. For small a v = w the two
+  // terms are nearly equal; there w / (1 + w) - log(1 + w) = -w^2 / 2 + 2 w^3 / 3 - 3 w^4 / 4 + ...
+  V derivative_by_alpha(V u, V tau, V& by_u, Mask& on) const {
+    V r;
+    V v = u - tau;
+    V y = power(v, r, on);
+    by_u = y / r;
+    V w = S::select(on, v * S::set(a), V{});
+    V series{};
+    for (int k = 6; k >= 0; --k) series = series * w + static_cast<C>(k % 2 ? 1 : -1) * (k + 1) / (k + 2);
+    constexpr C near = sizeof(C) == sizeof(float) ? static_cast<C>(0.1) : static_cast<C>(0.003);
+    V exact = w / r - log1p<S>(w);
+    V both = S::select(S::lt(S::set(-near), w), series * w * w, exact);
+    return y * both / S::set(a * a);
+  }
+};
+
+template <class S, class T, class Law>
 struct Row {
   using C = typename S::T;
   using V = typename S::V;
   using Mask = decltype(S::first(0));
   using M = Memory<S, T>;
 
-  static C infinity() { return -minus_infinity<C>(); }
-
   const T* x;
   int64_t length;
   V floor;
+  Law law;
 
+  static C infinity() { return -minus_infinity<C>(); }
   static V load(const T* p, Whole) { return M::load(p); }
   static V load(const T* p, Part part) { return M::load(p, part.n); }
   static void store(T* p, V a, Whole) { M::store(p, a); }
   static void store(T* p, V a, Part part) { M::store(p, a, part.n); }
-  static Mask there(Whole) { return S::first(S::width); }
-  static Mask there(Part part) { return S::first(part.n); }
 
-  static V shifted(V x, V top) { return kind == Entmax::sparsemax ? x - top : (x - top) * static_cast<C>(0.5); }
+  static V shifted(V x, V top) { return Law::unit == 1 ? x - top : (x - top) * Law::unit; }
 
   // The largest entry, -inf if there is none; NaN if there is a NaN, or nothing finite to measure from.
   C largest() const {
@@ -53,7 +218,7 @@ struct Row {
     each<S>(
         0, length, MULTIMAX_EACH {
           V a = load(x + i, part);
-          if constexpr (same<decltype(part), Part>) a = S::select(there(part), a, top);
+          if constexpr (same<decltype(part), Part>) a = S::select(there<S>(part), a, top);
           bad = S::either(bad, S::nan(a));
           top = S::max(a, top);
         });
@@ -61,63 +226,16 @@ struct Row {
     return S::any(bad) || result == infinity() ? static_cast<C>(__builtin_nan("")) : result;
   }
 
-  // Those u that can be above tau, which is at least -1: a row's largest u is 0, and y of nothing exceeds 1.
   int64_t candidates(V top, C* u) const {
-    const V least = S::set(-1);
+    const V least = S::set(law.least());
     int64_t n = 0;
     each<S>(
         0, length, MULTIMAX_EACH {
           V a = shifted(load(x + i, part), top);
-          Mask above = S::both(S::lt(least, a), there(part));
+          Mask above = S::both(S::lt(least, a), there<S>(part));
           if (S::any(above)) n += S::compress(u + n, above, a);
         });
     return n;
-  }
-
-  // The tau for which the norm of r, the sum of r (sparsemax) or the root of the sum of r^2 (entmax15), is 1, by
-  // Newton's method from below. The norm is convex and falls with tau, so no step goes too far, and from one step to
-  // the next norm - 1 or the slope falls to a half at least: both cannot go on for longer than a number has bits.
-  static C threshold(const C* u, int64_t n) {
-    C tau = -1;
-    for (int step = 0; step < max_steps; ++step) {
-      const V t = S::set(tau);
-      double first[S::width] = {}, second[S::width] = {};
-      for (int64_t begin = 0; begin < n; begin += sum_every * S::width) {
-        V a{}, b{};
-        each<S>(
-            begin, min(begin + sum_every * S::width, n), MULTIMAX_EACH {
-              V r;
-              if constexpr (same<decltype(part), Part>) {
-                r = S::load(u + i, part.n) - t;
-                r = S::select(there(part), r, V{});
-              } else {
-                r = S::load(u + i) - t;
-              }
-              if constexpr (kind == Entmax::sparsemax) {
-                b = S::add_where(S::lt(V{}, r), b, S::set(1));
-                a = a + S::max(r, V{});
-              } else {
-                r = S::max(r, V{});
-                a = a + r * r;
-                b = b + r;
-              }
-            });
-        S::add_to(first, a);
-        S::add_to(second, b);
-      }
-      double f = 0, slope = 0;
-      for (int i = 0; i < S::width; ++i) {
-        f += first[i];
-        slope += second[i];
-      }
-      double norm = kind == Entmax::sparsemax ? f : __builtin_sqrt(f);
-      double change = (norm - 1) / slope * (kind == Entmax::sparsemax ? 1 : norm);
-      C next = static_cast<C>(static_cast<double>(tau) + change);
-      // the last step may well go back, by what rounding had taken too far
-      if (!(next > tau)) return next;
-      tau = next;
-    }
-    return tau;
   }
 
   // NaN everywhere but where entries are masked
@@ -140,77 +258,88 @@ struct Row {
       return;
     }
     const V t = S::set(top);
-    C tau = threshold(u, candidates(t, u));
     stats[0] = top;
-    stats[1] = tau;
-    const V tau_ = S::set(tau);
-    each<S>(
-        0, length, MULTIMAX_EACH {
-          V r = S::max(shifted(load(x + i, part), t) - tau_, V{});
-          store(out + i, kind == Entmax::sparsemax ? r : r * r, part);
-        });
+    stats[1] = law.threshold(u, candidates(t, u), length);
+    const V tau = S::set(stats[1]);
+    each<S>(0, length, MULTIMAX_EACH { store(out + i, law.weight(shifted(load(x + i, part), t), tau), part); });
   }
 
-  // With w the derivative of y by u, up to a constant: 1 on the support (sparsemax) or r (entmax15),
-  // dx = w (grad - sum(w grad) / sum(w)).
-  void backward(const T* grad, const C* stats, T* out) const {
-    if (stats[1] != stats[1]) return fill_nan(out);
+  // With w the weights' derivative by u: dx = w (grad - sum(w grad) / sum(w)), and, with h that by alpha,
+  // dalpha = sum(h grad) - sum(h) sum(w grad) / sum(w).
+  template <bool with_alpha>
+  void backward(const T* grad, const C* stats, T* out, C* grad_alpha) const {
+    if (stats[1] != stats[1]) {
+      if constexpr (with_alpha) *grad_alpha = stats[1];
+      return fill_nan(out);
+    }
     const V top = S::set(stats[0]), tau = S::set(stats[1]);
-    auto weight = [&](int64_t i, auto part, Mask& on) __attribute__((always_inline)) {
-      V r = shifted(load(x + i, part), top) - tau;
-      on = S::both(S::lt(V{}, r), there(part));
-      return kind == Entmax::sparsemax ? S::set(1) : r;
-    };
-    double dots[S::width] = {}, totals[S::width] = {};
-    for (int64_t begin = 0; begin < length; begin += sum_every * S::width) {
-      V dot{}, total{};
-      each<S>(
-          begin, min(begin + sum_every * S::width, length), MULTIMAX_EACH {
-            Mask on;
-            V w = weight(i, part, on);
-            if (!S::any(on)) return;
-            dot = S::add_where(on, dot, w * load(grad + i, part));
-            total = S::add_where(on, total, w);
-          });
-      S::add_to(dots, dot);
-      S::add_to(totals, total);
-    }
-    double dot = 0, total = 0;
-    for (int i = 0; i < S::width; ++i) {
-      dot += dots[i];
-      total += totals[i];
-    }
-    const V mean = S::set(static_cast<C>(dot / total));  // no support: nothing of it is used
+    double total[with_alpha ? 4 : 2];
+    sums<S>(length, total, [&](int64_t i, auto part, V* sum) __attribute__((always_inline)) {
+      V u = shifted(load(x + i, part), top), w, h;
+      Mask on;
+      if constexpr (with_alpha) {
+        h = law.derivative_by_alpha(u, tau, w, on);
+      } else {
+        w = law.derivative(u, tau, on);
+      }
+      on = S::both(on, there<S>(part));
+      if (!S::any(on)) return;
+      V g = load(grad + i, part);
+      sum[0] = S::add_where(on, sum[0], w * g);
+      sum[1] = S::add_where(on, sum[1], w);
+      if constexpr (with_alpha) {
+        sum[2] = S::add_where(on, sum[2], h * g);
+        sum[3] = S::add_where(on, sum[3], h);
+      }
+    });
+    double mean = total[1] == 0 ? 0 : total[0] / total[1];  // no support: nothing of it is used
+    if constexpr (with_alpha) *grad_alpha = static_cast<C>(total[2] - total[3] * mean);
+    const V m = S::set(static_cast<C>(mean));
     each<S>(
         0, length, MULTIMAX_EACH {
           Mask on;
-          V w = weight(i, part, on);
-          store(out + i, S::select(on, w * (load(grad + i, part) - mean), V{}), part);
+          V w = law.derivative(shifted(load(x + i, part), top), tau, on);
+          store(out + i, S::select(on, w * (load(grad + i, part) - m), V{}), part);
         });
   }
 };
 
-template <bool backward, class T, Entmax kind>
-void run(const EntmaxJob& job, int64_t first, int64_t last, void* scratch) {
-  using S = Simd<typename Compute<T>::type>;
+template <bool backward, class T, class S, class Law>
+void run_rows(const EntmaxJob& job, int64_t first, int64_t last, void* scratch) {
   using C = typename S::T;
+  constexpr bool any_alpha = same<Law, AnyAlpha<S>>;
   for (int64_t row = first; row < last; ++row) {
     int64_t at = row * job.length;
     T* out = static_cast<T*>(job.out) + at;
     C* stats = static_cast<C*>(job.stats) + 2 * row;
-    const Row<S, T, kind> own{static_cast<const T*>(job.x) + at, job.length, S::set(static_cast<C>(job.floor))};
-    if constexpr (backward) {
-      own.backward(static_cast<const T*>(job.grad) + at, stats, out);
-    } else {
+    const Law law(any_alpha ? static_cast<const C*>(job.alpha)[row] : 0);
+    const Row<S, T, Law> own{static_cast<const T*>(job.x) + at, job.length, S::set(static_cast<C>(job.floor)), law};
+    if constexpr (!backward) {
       own.forward(out, stats, static_cast<C*>(scratch));
+    } else {
+      const T* grad = static_cast<const T*>(job.grad) + at;
+      if constexpr (any_alpha) {
+        if (job.grad_alpha != nullptr) {
+          own.template backward<true>(grad, stats, out, static_cast<C*>(job.grad_alpha) + row);
+          continue;
+        }
+      }
+      own.template backward<false>(grad, stats, out, nullptr);
     }
   }
 }
 
 template <bool backward, class T>
 void run(const EntmaxJob& job, int64_t first, int64_t last, void* scratch) {
-  if (job.kind == Entmax::sparsemax) return run<backward, T, Entmax::sparsemax>(job, first, last, scratch);
-  run<backward, T, Entmax::entmax15>(job, first, last, scratch);
+  using S = Simd<typename Compute<T>::type>;
+  switch (job.kind) {
+    case Entmax::sparsemax:
+      return run_rows<backward, T, S, Projection<S, Entmax::sparsemax>>(job, first, last, scratch);
+    case Entmax::entmax15:
+      return run_rows<backward, T, S, Projection<S, Entmax::entmax15>>(job, first, last, scratch);
+    case Entmax::any_alpha:
+      return run_rows<backward, T, S, AnyAlpha<S>>(job, first, last, scratch);
+  }
 }
 
 template <bool backward>

@@ -1,7 +1,10 @@
-// Exact sparsemax and entmax15 along the last, contiguous dim: what one call has to do, free of torch.
+// Entmax along the last, contiguous dim: what one call has to do, free of torch.
 //
-// With u = x - max x (sparsemax) or u = (x - max x) / 2 (entmax15), both are a power of r = max(u - tau, 0):
-//   sparsemax y = r, entmax15 y = r^2, with tau such that y sums to 1.
+// With u = x - max x (halved for entmax15), the weights are a power of r = max(u - tau, 0), where tau makes them sum to
+// 1:
+//   sparsemax y = r, entmax15 y = r^2;
+// and for any alpha > 1, with a = alpha - 1, in a form that holds for a near 0 too,
+//   entmax y = max(1 + a (u - tau), 0)^(1 / a).
 // What the backward needs of the forward are two numbers a row, max x and tau.
 #pragma once
 
@@ -11,7 +14,7 @@
 
 namespace multimax {
 
-enum class Entmax { sparsemax, entmax15 };
+enum class Entmax { sparsemax, entmax15, any_alpha };
 
 struct EntmaxJob {
   Entmax kind;
@@ -21,6 +24,8 @@ struct EntmaxJob {
   const void *x, *grad;  // (rows, length); grad in the backward only
   void* out;             // y, or the gradient of x
   void* stats;           // (rows, 2) of the compute type: max x and tau; 0 and inf for a row that is masked as a whole
+  const void* alpha;     // (rows) of the compute type; any_alpha only
+  void* grad_alpha;      // (rows) likewise, in the backward; null where it is not asked for
 };
 
 // One instruction set's kernels.

@@ -1,6 +1,7 @@
-// sparsemax and entmax15 on torch's stable ABI: rows shared over torch's threads.
+// Entmax on torch's stable ABI: rows shared over torch's threads.
 
 #include <algorithm>
+#include <optional>
 #include <tuple>
 
 #include "bindings.h"
@@ -9,8 +10,20 @@
 namespace multimax {
 namespace {
 
-EntmaxJob job_of(const Tensor& x, const Tensor& stats, const Tensor& out, int64_t kind) {
-  STD_TORCH_CHECK(kind == 0 || kind == 1, "multimax: unknown kind ", kind);
+ScalarType compute_type(const Tensor& x) { return dtype_of(x) == DType::f64 ? ScalarType::Double : ScalarType::Float; }
+
+// Numbers beside the rows: so many for each.
+void* beside(const Tensor& t, const Tensor& x, int64_t each, const char* name) {
+  int64_t length = x.size(x.dim() - 1);
+  bool fits = t.is_contiguous() && t.scalar_type() == compute_type(x) &&
+              (length == 0 || t.numel() * length == each * x.numel());
+  STD_TORCH_CHECK(fits, "multimax: ", name, " does not fit the input");
+  return data_of(t);
+}
+
+EntmaxJob job_of(const Tensor& x, const std::optional<Tensor>& alpha, const Tensor& stats, const Tensor& out,
+                 int64_t kind) {
+  STD_TORCH_CHECK(kind >= 0 && kind <= 2, "multimax: unknown kind ", kind);
   STD_TORCH_CHECK(x.dim() >= 1 && x.is_contiguous(), "multimax: expected a contiguous input of at least one dim");
   EntmaxJob job{};
   job.kind = static_cast<Entmax>(kind);
@@ -19,7 +32,9 @@ EntmaxJob job_of(const Tensor& x, const Tensor& stats, const Tensor& out, int64_
   job.length = x.size(x.dim() - 1);
   job.x = data_of(x);
   job.out = data_of(out);
-  job.stats = data_of(stats);
+  job.stats = beside(stats, x, 2, "stats");
+  STD_TORCH_CHECK(alpha.has_value() == (job.kind == Entmax::any_alpha), "multimax: alpha does not fit the kind");
+  if (alpha) job.alpha = beside(*alpha, x, 1, "alpha");
   return job;
 }
 
@@ -32,38 +47,42 @@ void run(const EntmaxJob& job, int64_t entries, bool backward) {
         [&](int64_t first, int64_t last, void* scratch) { kernel(job, first, last, scratch); });
 }
 
-ScalarType compute_type(const Tensor& x) { return dtype_of(x) == DType::f64 ? ScalarType::Double : ScalarType::Float; }
-
 // The output, and (*x's shape but the last dim, 2) of what the backward needs.
-std::tuple<Tensor, Tensor> entmax_forward(const Tensor& x, int64_t kind) {
+std::tuple<Tensor, Tensor> entmax_forward(const Tensor& x, const std::optional<Tensor>& alpha, int64_t kind) {
   STD_TORCH_CHECK(x.dim() >= 1, "multimax: expected an input of at least one dim");
   std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
   shape.back() = 2;
   Tensor stats = torch::stable::new_empty(x, shape, compute_type(x));
   Tensor out = torch::stable::empty_like(x);
-  run(job_of(x, stats, out, kind), x.numel(), false);
+  run(job_of(x, alpha, stats, out, kind), x.numel(), false);
   return {out, stats};
 }
 
-Tensor entmax_backward(const Tensor& grad, const Tensor& x, const Tensor& stats, int64_t kind) {
+// The gradients of x and, empty unless asked for, of the rows' alphas.
+std::tuple<Tensor, Tensor> entmax_backward(const Tensor& grad, const Tensor& x, const Tensor& stats,
+                                           const std::optional<Tensor>& alpha, int64_t kind, bool alpha_grad) {
   Tensor out = torch::stable::empty_like(x);
-  EntmaxJob job = job_of(x, stats, out, kind);
+  EntmaxJob job = job_of(x, alpha, stats, out, kind);
   STD_TORCH_CHECK(grad.numel() == x.numel() && grad.is_contiguous() && dtype_of(grad) == job.dtype,
                   "multimax: grad does not fit the input");
-  STD_TORCH_CHECK(job.length == 0 || (stats.numel() * job.length == 2 * x.numel() && stats.is_contiguous()),
-                  "multimax: stats do not fit the input");
-  STD_TORCH_CHECK(stats.scalar_type() == compute_type(x), "multimax: stats do not fit the input");
+  STD_TORCH_CHECK(!alpha_grad || alpha.has_value(), "multimax: there is no alpha to give a gradient to");
   job.grad = data_of(grad);
+  std::vector<int64_t> shape = {0};
+  if (alpha_grad) shape.assign(alpha->sizes().begin(), alpha->sizes().end());
+  Tensor grad_alpha = torch::stable::new_empty(x, shape, compute_type(x));
+  if (alpha_grad) job.grad_alpha = data_of(grad_alpha);
   run(job, x.numel(), true);
-  return out;
+  return {out, grad_alpha};
 }
 
 }  // namespace
 }  // namespace multimax
 
 STABLE_TORCH_LIBRARY_FRAGMENT(multimax, m) {
-  m.def("entmax_forward(Tensor x, int kind) -> (Tensor, Tensor)");
-  m.def("entmax_backward(Tensor grad, Tensor x, Tensor stats, int kind) -> Tensor");
+  m.def("entmax_forward(Tensor x, Tensor? alpha, int kind) -> (Tensor, Tensor)");
+  m.def(
+      "entmax_backward(Tensor grad, Tensor x, Tensor stats, Tensor? alpha, int kind, bool alpha_grad) -> (Tensor, "
+      "Tensor)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(multimax, CPU, m) {

@@ -81,6 +81,29 @@ MULTIMAX_INLINE __m512 exp<Simd<float>>(__m512 x) {
 }
 #endif
 
+// log(1 + y) for y in (-1, 0], to about one unit in the last place. 1 + y = m 2^e with m next to 1, and
+// log m = 2 (s + s^3 / 3 + s^5 / 5 + ...) with s = (m - 1) / (m + 1); what rounding took from 1 + y is put back.
+template <class S>
+MULTIMAX_INLINE typename S::V log1p(typename S::V y) {
+  using T = typename S::T;
+  using V = typename S::V;
+  using I = typename S::I;
+  using E = ExpConstants<T>;
+  const V one = S::set(1);
+  V r = one + y;
+  V lost = (y - (r - one)) / r;
+  const I root_half = reinterpret_cast<I>(S::set(static_cast<T>(0.70710678118654752)));
+  I e = (reinterpret_cast<I>(r) - root_half) >> S::fraction_bits;
+  V m = reinterpret_cast<V>(reinterpret_cast<I>(r) - (e << S::fraction_bits));
+  V s = (m - one) / (m + one), z = s * s;
+  constexpr int terms = S::fraction_bits > 30 ? 11 : 5;
+  V q = S::set(static_cast<T>(1) / static_cast<T>(2 * terms + 1));
+  for (int n = terms - 1; n > 0; --n) q = q * z + static_cast<T>(1) / static_cast<T>(2 * n + 1);
+  V n = __builtin_convertvector(e, V);
+  V high = n * E::ln2_high, twice = s + s;
+  return high + (twice + (n * E::ln2_low + lost + twice * z * q));
+}
+
 // One set of parameters: lower and upper coefs, lower and upper knots, (order) each.
 template <class T>
 struct Params {

@@ -137,9 +137,10 @@ class Attention(nn.Module):
                 part = part & torch.ones(L, L, dtype=torch.bool).tril()
             if added is None:
                 weights = multimax.multimax(scores, self.coefs, self.knots, mask=part)
-            else:
-                weights = torch.softmax(multimax.modulate(scores, self.coefs, self.knots) + added, -1)
+            else:  # softmax by MultiMax at zero, for rows with nothing left
                 part = part & (added > -torch.inf)
+                modulated = multimax.modulate(scores, self.coefs, self.knots) + added
+                weights = multimax.multimax(modulated, torch.zeros_like(self.coefs), self.knots, mask=part)
         return scores, weights, part
 
 
@@ -182,6 +183,7 @@ CALLS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "one mask for all queries": ({}, {"attn_mask": BOOL[:, :, :1]}, {"part": BOOL[:, :, :1]}),
     "boolean mask and causal": ({"causal": True}, {"attn_mask": BOOL}, {"part": BOOL}),
     "numbers after sigma": ({}, {"attn_mask": FLOAT}, {"added": FLOAT}),
+    "numbers after sigma and causal": ({"causal": True}, {"attn_mask": FLOAT}, {"added": FLOAT}),
     "bias before sigma": ({"order": 1}, {"score_bias": BIAS}, {"score_bias": BIAS}),
     "window": ({}, {"window": (2, 1)}, {"part": WINDOW}),
     "shared key heads": ({"key_heads": 2}, {"scale": 0.5}, {"scale": 0.5}),
@@ -798,11 +800,21 @@ def test_transformers_with_dropout() -> None:
     assert found["encoder.layer.0.attention.self"]["entropy"].count == B * H * L
 
 
-def test_transformers_that_return_a_bias_before_the_weights() -> None:
+@pytest.mark.parametrize("training", [True, False])
+def test_transformers_that_return_a_bias_before_the_weights(training: bool) -> None:
     config = transformers.T5Config(
-        vocab_size=40, d_model=E, d_kv=D, d_ff=48, num_layers=2, num_heads=H, decoder_start_token_id=0
+        vocab_size=40,
+        d_model=E,
+        d_kv=D,
+        d_ff=48,
+        num_layers=2,
+        num_heads=H,
+        decoder_start_token_id=0,
+        dropout_rate=0.0,
+        use_cache=False,
     )
-    model = transformers.T5ForConditionalGeneration._from_config(config, attn_implementation="eager").double().eval()
+    model = transformers.T5ForConditionalGeneration._from_config(config, attn_implementation="eager").double()
+    model.train(training)
     inputs = {"input_ids": TOKENS, "decoder_input_ids": TOKENS}
     with torch.no_grad():
         result = model(**inputs, output_attentions=True)
@@ -932,10 +944,16 @@ def test_checkpoints_count_once(reentrant: bool) -> None:
 
     model = Saving(Attention(), Attention())
     with collect(model, MEASURES) as found:
-        model(torch.randn(B, L, E, dtype=torch.float64, requires_grad=True)).sum().backward()
+        for _ in range(2):
+            model(torch.randn(B, L, E, dtype=torch.float64, requires_grad=True)).sum().backward()
+    assert list(found) == ["blocks.0.attention", "blocks.1.attention"]
     for layer in found.layers.values():
-        assert layer["entropy"].count == B * H * L
-        assert layer["patch_similarity"].count == layer["rollout_discrepancy"].count == B
+        assert layer["entropy"].count == 2 * B * H * L
+        assert layer["patch_similarity"].count == layer["rollout_discrepancy"].count == 2 * B
+    with collect(model, ("rollout_discrepancy",), residual=False) as found:  # begun anew after a backward
+        for _ in range(2):
+            model(torch.randn(B, L, E, dtype=torch.float64, requires_grad=True)).sum().backward()
+    assert found["blocks.0.attention"]["rollout_discrepancy"].mean == pytest.approx(0, abs=1e-12)
 
 
 def test_only_the_layers_named() -> None:

@@ -90,14 +90,16 @@ def softmax(
     return _plain_softmax(x, dim, mask, impl)
 
 
-def _projection(kind: str, x: Tensor, dim: int, mask: Tensor | None, impl: str) -> Tensor:
+def _entmax(kind: str, x: Tensor, dim: int, mask: Tensor | None, impl: str, *alpha: Tensor) -> Tensor:
+    """The kernels or the reference; alpha, for the kind "entmax", of x's dims but for size 1 in the last."""
     if F.choose(impl, x.device) == "reference":
-        return _by_rows(x, dim, mask, getattr(reference, kind), F.result_dtype(x))
+        formula = getattr(reference, kind)
+        return _by_rows(x, dim, mask, lambda z, masked: formula(z, masked, *alpha), F.result_dtype(x))
     if mask is not None:
         x = torch.where(mask, x, -torch.inf)
     if x.ndim == 0:
-        return ops.entmax(x[None], kind)[0]
-    return ops.entmax(x.movedim(dim, -1), kind).movedim(-1, dim)
+        return ops.entmax(x[None], kind, *alpha)[0]
+    return ops.entmax(x.movedim(dim, -1), kind, *alpha).movedim(-1, dim)
 
 
 def sparsemax(x: Tensor, *, dim: int = -1, mask: Tensor | None = None, impl: str = "auto") -> Tensor:
@@ -126,7 +128,7 @@ def sparsemax(x: Tensor, *, dim: int = -1, mask: Tensor | None = None, impl: str
     References:
         Martins, Astudillo: From Softmax to Sparsemax. ICML 2016.
     """
-    return _projection("sparsemax", x, *_checked(x, dim, mask), impl)
+    return _entmax("sparsemax", x, *_checked(x, dim, mask), impl)
 
 
 def entmax15(x: Tensor, *, dim: int = -1, mask: Tensor | None = None, impl: str = "auto") -> Tensor:
@@ -152,7 +154,7 @@ def entmax15(x: Tensor, *, dim: int = -1, mask: Tensor | None = None, impl: str 
     References:
         Peters, Niculae, Martins: Sparse Sequence-to-Sequence Models. ACL 2019.
     """
-    return _projection("entmax15", x, *_checked(x, dim, mask), impl)
+    return _entmax("entmax15", x, *_checked(x, dim, mask), impl)
 
 
 def entmax(
@@ -170,7 +172,7 @@ def entmax(
         alpha: above 1; a number, or a tensor that broadcasts against x, of size 1 along ``dim``, with a gradient.
         dim: the dim along which the weights sum to 1.
         mask: True where an entry takes part.
-        impl: "auto", "cpu" or "reference". There are kernels for the numbers 1.5 and 2 only.
+        impl: "auto", "cpu" or "reference".
 
     Returns:
         Weights of the shape and dtype of ``x``.
@@ -190,12 +192,11 @@ def entmax(
     dim, mask = _checked(x, dim, mask)
     checks.above("alpha", alpha, 1, x, dim)
     if not isinstance(alpha, Tensor) and alpha in (1.5, 2):
-        return _projection("entmax15" if alpha == 1.5 else "sparsemax", x, dim, mask, impl)
-    F.choose("reference" if impl == "auto" else impl, x.device, "there are kernels for alpha 1.5 and 2 only")
+        return _entmax("entmax15" if alpha == 1.5 else "sparsemax", x, dim, mask, impl)
     alpha = torch.as_tensor(alpha, dtype=None if isinstance(alpha, Tensor) else torch.float64, device=x.device)
     if x.ndim and alpha.ndim:
         alpha = alpha.reshape(*[1] * (x.ndim - alpha.ndim), *alpha.shape).movedim(dim, -1)
-    return _by_rows(x, dim, mask, lambda z, masked: reference.entmax(z, masked, alpha), F.result_dtype(x))
+    return _entmax("entmax", x, dim, mask, impl, alpha)
 
 
 def evsoftmax(x: Tensor, *, eps: float = 0.0, dim: int = -1, mask: Tensor | None = None, impl: str = "auto") -> Tensor:
