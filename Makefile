@@ -31,17 +31,18 @@ bench: $(READY)
 	$(BIN)/python benchmarks/rows.py
 	$(BIN)/python benchmarks/attention.py
 	$(BIN)/python benchmarks/loss.py
+	$(BIN)/python benchmarks/reweighting.py
 
 # The kernels built with AddressSanitizer and UndefinedBehaviorSanitizer, and everything that runs them.
 # Leaks are not looked for: the interpreter has too many of its own.
 sanitize: $(READY)
 	rm -rf $(SANITIZED)
 	MULTIMAX_SANITIZE=1 $(BIN)/python setup.py -q build_ext --build-temp $(SANITIZED)/temp --build-lib $(SANITIZED)
-	cp src/multimax/*.py $(SANITIZED)/multimax/
+	cd src && find multimax -name "*.py" -exec cp --parents {} ../$(SANITIZED) \;
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH=$(SANITIZED) \
 	$(BIN)/python -m pytest tests/test_kernels.py tests/test_ops.py tests/test_attention.py tests/test_multihead.py \
-		tests/test_losses.py -k "not compile and not opcheck and not export and not processes"
+		tests/test_losses.py tests/test_entmax_kernels.py -k "not compile and not opcheck and not export and not processes"
 
 $(READY): pyproject.toml setup.py constraints.txt $(wildcard csrc/*)
 	$(PYTHON) -m venv $(VENV)

@@ -40,6 +40,7 @@ def test_public_names() -> None:
         "MultiMaxHead",
         "MultiheadAttention",
         "__version__",
+        "count",
         "from_paper",
         "from_published",
         "gumbel_multimax",
@@ -52,7 +53,9 @@ def test_public_names() -> None:
         "multimax_attention",
         "multimax_attention_varlen",
         "multimax_cross_entropy",
+        "oversmoothing",
         "presets",
+        "reweighting",
         "to_paper",
     ]
     assert all(hasattr(multimax, name) for name in multimax.__all__)
@@ -66,11 +69,11 @@ def test_import_pulls_in_nothing_optional() -> None:
     assert not [name for name in modules if name.split(".")[0] in optional]
 
 
-@pytest.mark.parametrize("module", [module.name for module in pkgutil.iter_modules(multimax.__path__)])
+@pytest.mark.parametrize("module", [found.name for found in pkgutil.walk_packages(multimax.__path__, "multimax.")])
 def test_docstring_examples(module: str) -> None:
-    if module == "_kernels":
+    if module == "multimax._kernels":
         pytest.skip("not a Python module")
-    failures, _ = doctest.testmod(importlib.import_module(f"multimax.{module}"))
+    failures, _ = doctest.testmod(importlib.import_module(module))
     assert failures == 0
 
 
@@ -196,9 +199,7 @@ print(len(caught), caught[0].message, layer.coefs.grad.isfinite().all().item(), 
 
 
 def copy_package(to: Path) -> None:
-    to.mkdir(parents=True)
-    for path in PACKAGE.glob("*.py"):
-        shutil.copy(path, to)
+    shutil.copytree(PACKAGE, to, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
 
 
 def test_broken_library_is_not_called_missing(tmp_path: Path) -> None:

@@ -2,8 +2,9 @@
 
 from importlib.metadata import version as _version
 
-from multimax import metrics
+from multimax import metrics, oversmoothing, reweighting
 from multimax.attention import merge_attention, multimax_attention, multimax_attention_varlen
+from multimax.counting import count
 from multimax.distributions import MultiMaxCategorical, gumbel_multimax
 from multimax.functional import log_multimax, modulate, multimax
 from multimax.loss_modules import LinearMultiMaxCrossEntropyLoss, MultiMaxCrossEntropyLoss, MultiMaxHead
@@ -24,6 +25,7 @@ __all__ = [
     "MultiMaxHead",
     "MultiheadAttention",
     "__version__",
+    "count",
     "from_paper",
     "from_published",
     "gumbel_multimax",
@@ -36,6 +38,8 @@ __all__ = [
     "multimax_attention",
     "multimax_attention_varlen",
     "multimax_cross_entropy",
+    "oversmoothing",
     "presets",
+    "reweighting",
     "to_paper",
 ]

@@ -83,10 +83,12 @@ def softmax(
     dim, mask = _checked(x, dim, mask)
     checks.above("temperature", temperature, 0, x, dim)
     if isinstance(temperature, Tensor) or temperature != 1:
-        taking_part = x > torch.finfo(x.dtype).min / 2  # as it came: divided, a fill could no longer be told
-        mask = taking_part | x.isnan() if mask is None else mask & (taking_part | x.isnan())
-        wide = torch.where(mask, x, 0.0).to(compute_dtype(x.dtype)) / temperature
-        return _plain_softmax(wide, dim, mask, impl).to(F.result_dtype(x))
+        masked = x <= torch.finfo(x.dtype).min / 2
+        # with -inf in it, the gradient of a temperature would be NaN
+        safe = torch.where(masked, 0.0, x) if isinstance(temperature, Tensor) else x
+        scaled = safe.to(compute_dtype(x.dtype)) / temperature
+        # what came as a large negative fill may, divided, no longer look like one
+        return _plain_softmax(torch.where(masked, -torch.inf, scaled), dim, mask, impl).to(F.result_dtype(x))
     return _plain_softmax(x, dim, mask, impl)
 
 
