@@ -113,7 +113,7 @@ def benchmark(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
-@pytest.mark.parametrize("benchmark", ["rows", "attention", "loss"], indirect=True)
+@pytest.mark.parametrize("benchmark", ["rows", "attention", "loss", "reweighting"], indirect=True)
 def test_readme_shows_the_saved_benchmark(benchmark: Any) -> None:
     saved = json.loads(benchmark.RESULTS.read_text())
     assert benchmark.table(saved) in (ROOT / "README.md").read_text()
