@@ -34,8 +34,10 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two queries at a time for the usual shape here, so that every test goes through several blocks."""
+    """Two queries at a time for the usual shape here, so that every test goes through several blocks; and one thread,
+    since two that wait for each other after each of many tiny operations take minutes where another process runs."""
     monkeypatch.setattr(score_blocks, "ELEMENTS", 2 * B * H * L)
+    torch.set_num_threads(1)
 
 
 def params(order: int = 2, heads: int | None = None) -> tuple[Tensor, Tensor]:
@@ -203,13 +205,15 @@ def test_a_module_of_ones_own(call: str) -> None:
     check_rows(found[""], [model.matrix(x, **meaning) for x in batches])
 
 
-def test_masks_by_the_value_of_the_bias() -> None:
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_masks_by_the_value_of_the_bias(dtype: torch.dtype) -> None:
+    """By that of its own dtype."""
     model = Attention()
-    bias = torch.where(BOOL, BIAS, torch.finfo(torch.float64).min)
+    bias = BIAS.to(dtype)
     x = torch.randn(B, L, E, dtype=torch.float64)
     with collect(model, ROWS) as found:
-        model(x, score_bias=bias)
-    check_rows(found[""], [model.matrix(x, part=BOOL, score_bias=torch.where(BOOL, BIAS, 0.0))])
+        model(x, score_bias=torch.where(BOOL, bias, torch.finfo(dtype).min))
+    check_rows(found[""], [model.matrix(x, part=BOOL, score_bias=bias.double())])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -946,6 +950,7 @@ def test_checkpoints_count_once(reentrant: bool) -> None:
     with collect(model, MEASURES) as found:
         for _ in range(2):
             model(torch.randn(B, L, E, dtype=torch.float64, requires_grad=True)).sum().backward()
+        Attention()(torch.randn(B, L, E, dtype=torch.float64))  # no module of the model's runs any more
     assert list(found) == ["blocks.0.attention", "blocks.1.attention"]
     for layer in found.layers.values():
         assert layer["entropy"].count == 2 * B * H * L

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import multimax
 from conftest import needs_kernels
-from multimax import loss_ops, ops, reference
+from multimax import loss_chunks, ops, reference
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -294,10 +294,12 @@ class TestKernels:
             weight = torch.rand(classes)
             results = []
             for impl in ("cpu", "plain"):
-                setting = loss_ops.Setting(weight, -100, 0.0, impl, True)
-                rows, saved = loss_ops._loss_rows(x, target, coefs, knots, setting)
+                setting = loss_chunks.Setting(weight, -100, 0.0, impl, True)
+                rows, saved = loss_chunks.rows_of_logits(x, target, coefs, knots, setting)
                 scale = torch.rand(3, generator=torch.Generator().manual_seed(1)).double()
-                grads = loss_ops._loss_rows_backward(scale, scale / 2, x, target, coefs, knots, saved, setting, True)
+                grads = loss_chunks.rows_of_logits_backward(
+                    scale, scale / 2, x, target, coefs, knots, saved, setting, True
+                )
                 results.append([*rows, *grads])
             exact = 1e-10 if dtype == torch.float64 else 2e-5
             for i, (own, judge) in enumerate(zip(*results, strict=True)):
@@ -310,12 +312,12 @@ class TestKernels:
         x = torch.randn(5, 300)
         coefs, knots = parameters()
         target = make_target("ignored", 5, 300)
-        setting = loss_ops.Setting(None, -100, 0.1, "cpu", False)
-        sums = loss_ops._sums(x, target, coefs, knots, setting)
+        setting = loss_chunks.Setting(None, -100, 0.1, "cpu", False)
+        sums = loss_chunks._sums(x, target, coefs, knots, setting)
         scale = torch.rand(5).double()
         apart, both = torch.empty_like(x), x.clone()
-        one = loss_ops._gradients(x, target, coefs, knots, setting, sums[:2], scale, scale, True, apart)
-        two = loss_ops._gradients(both, target, coefs, knots, setting, sums[:2], scale, scale, True, both)
+        one = loss_chunks._gradients(x, target, coefs, knots, setting, sums[:2], scale, scale, True, apart)
+        two = loss_chunks._gradients(both, target, coefs, knots, setting, sums[:2], scale, scale, True, both)
         assert torch.equal(apart, both)
         assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
 
@@ -662,9 +664,9 @@ class TestTraining:
                 return out
 
         h, w = torch.randn(64, 8), torch.randn(997, 8)
-        setting = loss_ops.Setting(None, -100, 0.0, "plain" if ops.unavailable else "cpu", True)
+        setting = loss_chunks.Setting(None, -100, 0.0, "plain" if ops.unavailable else "cpu", True)
         with Watch():
-            loss_ops._linear(
+            loss_chunks.rows_of_linear(
                 h,
                 w,
                 None,

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from multimax import checks, loss_ops, ops, reference
+from multimax import checks, loss_chunks, loss_ops, ops, reference
 from multimax.functional import choose
 
 
@@ -55,7 +55,7 @@ def _divisor(target: Tensor, weight: Tensor | None, ignore_index: int) -> Tensor
     if weight is None or target.is_floating_point():
         return _counted(target, ignore_index)
     ignored = target == ignore_index
-    weight = weight.to(loss_ops.exact_dtype(weight.device))
+    weight = weight.to(loss_chunks.exact_dtype(weight.device))
     return torch.where(ignored, 0, weight[torch.where(ignored, 0, target)]).sum()
 
 
@@ -208,7 +208,7 @@ def multimax_cross_entropy(
         target = target.movedim(dim, -1).flatten(0, -2) if target.ndim > 1 else target[None]
     else:
         target = target.reshape(-1).long()
-    x = loss_ops.side_by_side(input.movedim(dim, -1).flatten(0, -2) if input.ndim > 1 else input[None])
+    x = loss_chunks.side_by_side(input.movedim(dim, -1).flatten(0, -2) if input.ndim > 1 else input[None])
     rows: tuple[Tensor, ...]
     if path == "reference":
         if not torch._C._are_functorch_transforms_active():
@@ -349,7 +349,7 @@ def linear_multimax_cross_entropy(
     checks.integer("ignore_index", ignore_index)
     dtype = autocast if autocast and input.dtype != torch.float64 else input.dtype
     if chunk is None:
-        chunk = loss_ops.default_chunk(linear_weight, dtype)
+        chunk = loss_chunks.default_chunk(linear_weight, dtype)
     checks.integer("chunk", chunk)
     if chunk < 1:
         raise ValueError(f"multimax: expected chunk of at least 1 row, got {chunk}")
@@ -395,7 +395,7 @@ def linear_multimax_cross_entropy(
             rows = loss_ops.LinearLoss.apply(*args)
         else:
             checks.target_values(target, classes, ignore_index)
-            exact = loss_ops.exact_dtype(input.device)
+            exact = loss_chunks.exact_dtype(input.device)
             scale = z_scale = torch.ones((), device=input.device, dtype=exact)
             if reduction == "mean":
                 scale = 1 / _divisor(target, weight, ignore_index).to(exact)
