@@ -505,6 +505,11 @@ template <class S, class T>
 __attribute__((noinline)) void gather(const RowJob& job, const Position& at, const Operand& operand,
                                       const Operand* mask, T* buffer, int lanes) {
   const T* from = at.in<const T>(job, operand);
+  if (mask != nullptr && !job.columns && operand.length_stride == 1 && mask->length_stride == 1) {
+    const unsigned char* takes_part = at.in<const unsigned char>(job, *mask);  // the usual case, in vectors
+    for (int64_t i = 0; i < job.length; ++i) buffer[i] = takes_part[i] ? from[i] : minus_infinity<T>();
+    return;
+  }
   int64_t step = job.columns ? S::width : 1;
   if (job.columns) {
     for (int64_t i = 0; i < job.length; ++i) {
