@@ -182,9 +182,10 @@ def test_ten_thousand_equal_entries(impl: str, alpha: float, dtype: torch.dtype)
         weights.backward(grad)
         # for equal weights p the derivative is p^(2 - alpha) (grad - its mean)
         wide_grad = grad.double()
+        smallest = torch.finfo(dtype).tiny * EPS[dtype]
         exact = 1e-4 ** (2 - alpha) * (wide_grad - wide_grad.mean(-1, keepdim=True))
         if exact.abs().max() < torch.finfo(dtype).max:
-            tolerance = {"rtol": EPS[dtype] + 200 * wide, "atol": 1e-4 ** (2 - alpha) * 1e-5}
+            tolerance = {"rtol": EPS[dtype] + 200 * wide, "atol": 1e-4 ** (2 - alpha) * 1e-5 + smallest}
             torch.testing.assert_close(leaf.grad.double(), exact, **tolerance)
 
 
@@ -315,12 +316,12 @@ def test_instruction_sets_agree(kind: str) -> None:
 @pytest.mark.parametrize("kind", range(3), ids=ops.KINDS)
 @dtypes
 def test_opcheck(kind: int, dtype: torch.dtype) -> None:
-    for shape in ((3, 4, 9), (9,), (0, 4), (4, 0)):
+    for shape in ((3, 4, 9), (9,), (0, 4), (4, 0)):  # the last: rows of nothing, whose numbers are written all the same
         x, grad = torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)
         alpha = alpha_for(x, kind)
         torch.library.opcheck(torch.ops.multimax.entmax_forward.default, (x, alpha, kind))
         stats = raw_forward(x, kind, alpha)[1]
-        for alpha_grad in (False, True) if alpha is not None and x.numel() else (False,):
+        for alpha_grad in (False, True) if alpha is not None else (False,):
             arguments = (grad, x, stats, alpha, kind, alpha_grad)
             torch.library.opcheck(torch.ops.multimax.entmax_backward.default, arguments)
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from multimax import __version__, metrics, ops
+from multimax import __version__, metrics, ops, reweighting
 from multimax.functional import multimax
 from multimax.parameters import from_paper
 from multimax.presets import presets
@@ -24,6 +24,7 @@ TABLES = {
     "deit_small": "DeiT-small on ImageNet-1k, 12 attention layers",
     "wikitext103_lm": "language model on WikiText-103, 6 attention layers",
 }
+OTHERS = {"sparsemax": "sparsemax", "entmax-1.5": "entmax15", "Ev-SoftMax": "evsoftmax"}
 SHADES = " .:-=+*#%@"
 
 
@@ -48,6 +49,8 @@ def demo(_: argparse.Namespace) -> None:
         for name, title in TABLES.items():
             print(f"\n  {title}\n  {'':<10} {'M':>6} {'S':>6}")
             print(_line("softmax", x, torch.softmax(x, -1), threshold))
+            for label, function in OTHERS.items():
+                print(_line(label, x, reweighting.get(function)(x), threshold))
             for layer, parameters in enumerate(presets[name], start=1):
                 print(_line(f"layer {layer}", x, multimax(x, *from_paper(*parameters)), threshold))
     print("\nNot every layer is better in both: the paper's models learned what each layer needs (docs/theory.md).")

@@ -33,7 +33,9 @@ def function_of(reweight: str | Function) -> Function:
         return Reweighting("multimax", {"coefs": coefs, "knots": knots})
     if isinstance(reweight, Reweighter):
         return reweight.function()
-    if isinstance(reweight, nn.Module):  # torch's own modules, or the user's: (scores, mask)
+    if isinstance(reweight, nn.Softmax):  # torch's own, which knows no mask
+        return get("softmax")
+    if isinstance(reweight, nn.Module):  # the user's, called as our own
         return lambda x, dim, mask: reweight(x, mask=mask)
     if not callable(reweight):
         raise TypeError(
