@@ -71,7 +71,8 @@ struct Projection {
   static constexpr C unit = linear ? 1 : static_cast<C>(0.5);
 
   explicit Projection(C) {}
-  C least() const { return -1; }  // the largest u is 0, and no weight exceeds 1
+  C least() const { return -1; }                      // the largest u is 0, and no weight exceeds 1
+  C nothing() const { return -minus_infinity<C>(); }  // the tau of a row without entries
 
   // The tau for which the norm of r, the sum of r (sparsemax) or the root of the sum of r^2 (entmax15), is 1, by
   // Newton's method from below. The norm is convex and falls with tau, so no step goes too far, and from one step to
@@ -107,6 +108,17 @@ struct Projection {
   }
 };
 
+template <class C>
+struct Smallest;  // normal number
+template <>
+struct Smallest<float> {
+  static constexpr float value = 0x1p-126f;
+};
+template <>
+struct Smallest<double> {
+  static constexpr double value = 0x1p-1022;
+};
+
 template <class S>
 struct AnyAlpha {
   using C = typename S::T;
@@ -114,79 +126,97 @@ struct AnyAlpha {
   using Mask = decltype(S::first(0));
   static constexpr C unit = 1;
 
-  C a;  // alpha - 1
+  C a;        // alpha - 1
+  bool near;  // alpha near 1
 
-  explicit AnyAlpha(C alpha) : a(alpha - 1) {}
+  // y = r^(1 / a), and its derivative y^(2 - alpha) is y / r. r is 1 at the largest entry if that takes everything, and
+  // length^-a there if all are equal. For small a both are close to 1: so r = 1 + a (u - tau), whose logarithm is taken
+  // without 1. For larger a, r may be tiny: so r = a u + tau, with tau itself as small.
+  explicit AnyAlpha(C alpha) : a(alpha - 1), near(alpha < static_cast<C>(1.25)) {}
   C least() const { return -1 / a; }
+  C nothing() const { return near ? -minus_infinity<C>() : minus_infinity<C>(); }
 
-  // r = 1 + a (u - tau), on the support; y = r^(1 / a), and its derivative y^(2 - alpha) is y / r
-  V power(V v, V& r, Mask& on) const {
-    V y = S::set(a) * v;
-    on = S::lt(S::set(-1), y);
-    y = S::select(on, y, V{});
-    r = y + static_cast<C>(1);
-    return S::select(on, exp<S>(log1p<S>(y) / S::set(a)), V{});
+  // and the logarithm of r
+  V power(V u, V tau, V& r, V& log_r, Mask& on) const {
+    const V one = S::set(1);
+    if (near) {
+      V w = S::set(a) * (u - tau);
+      on = S::lt(-one, w);
+      w = S::select(on, w, V{});
+      r = w + one;
+      log_r = log1p<S>(w);
+    } else {
+      r = S::set(a) * u + tau;
+      on = S::lt(V{}, r);
+      r = S::select(on, r, one);
+      log_r = log<S>(r);
+    }
+    return S::select(on, exp<S>(log_r / S::set(a)), V{});
   }
 
   void totals(const C* u, int64_t n, C tau, double (&total)[2]) const {
     const V t = S::set(tau);
     sums<S>(n, total, [&](int64_t i, auto part, V* sum) __attribute__((always_inline)) {
-      V r;
+      V r, log_r;
       Mask on;
-      V y = power(load_u<S>(u + i, part) - t, r, on);
+      V y = power(load_u<S>(u + i, part), t, r, log_r, on);
       sum[0] = sum[0] + y;
       sum[1] = sum[1] + y / r;
     });
   }
 
   // For alpha <= 2, as above, by Newton's method on the norm (sum of y)^a, which is convex in tau. For alpha > 2 it is
-  // not, and the interval in which tau lies is halved: at 0 the largest weight is 1, at its end 1 / length.
+  // not, and the interval in which tau lies is halved, on a logarithmic scale as long as it is wide.
   C threshold(const C* u, int64_t n, int64_t length) const {
     double total[2], wide = static_cast<double>(a);
     if (a > 1) {
-      C low = 0, high = static_cast<C>(-__builtin_expm1(-wide * __builtin_log(static_cast<double>(length))) / wide);
+      C low = static_cast<C>(__builtin_exp(-wide * __builtin_log(static_cast<double>(length)))), high = 1;
+      if (low < Smallest<C>::value) low = Smallest<C>::value;
       for (int step = 0; step < max_steps; ++step) {
-        C middle = low + (high - low) / 2;
+        C middle =
+            high > 4 * low
+                ? static_cast<C>(__builtin_sqrt(static_cast<double>(low)) * __builtin_sqrt(static_cast<double>(high)))
+                : low + (high - low) / 2;
         if (!(middle > low && middle < high)) break;
         totals(u, n, middle, total);
-        (total[0] >= 1 ? low : high) = middle;
+        (total[0] >= 1 ? high : low) = middle;
       }
-      return low;
+      return high;
     }
-    C tau = 0;
+    C tau = near ? 0 : 1;
     for (int step = 0; step < max_steps; ++step) {
       totals(u, n, tau, total);
-      double change = -__builtin_expm1(-wide * __builtin_log(total[0])) / wide * total[0] / total[1];
-      C next = static_cast<C>(static_cast<double>(tau) + change);
-      if (!(next > tau)) return next > 0 ? next : 0;
+      double change = -__builtin_expm1(-wide * __builtin_log(total[0])) * total[0] / total[1];
+      C next = static_cast<C>(static_cast<double>(tau) + (near ? change / wide : -change));
+      if (near ? !(next > tau) : !(next < tau)) return next;
       tau = next;
     }
     return tau;
   }
 
   V weight(V u, V tau) const {
-    V r;
+    V r, log_r;
     Mask on;
-    return power(u - tau, r, on);
+    return power(u, tau, r, log_r, on);
   }
   V derivative(V u, V tau, Mask& on) const {
-    V r;
-    V y = power(u - tau, r, on);
+    V r, log_r;
+    V y = power(u, tau, r, log_r, on);
     return y / r;
   }
-  // the weight's derivative by alpha at a fixed tau: y (v / r - log y) / a with v = u - tau. For small a v = w the two
-  // terms are nearly equal; there w / (1 + w) - log(1 + w) = -w^2 / 2 + 2 w^3 / 3 - 3 w^4 / 4 + ...
+  // The weight's derivative by alpha, up to a multiple of that by u, which the backward takes out: y (w / r - log r)
+  // / a^2 with w = r - 1, or y (1 - log r) / a^2. For small w the two terms of the former are nearly equal; there
+  // w / (1 + w) - log(1 + w) = -w^2 / 2 + 2 w^3 / 3 - 3 w^4 / 4 + ...
   V derivative_by_alpha(V u, V tau, V& by_u, Mask& on) const {
-    V r;
-    V v = u - tau;
-    V y = power(v, r, on);
+    V r, log_r;
+    V y = power(u, tau, r, log_r, on);
     by_u = y / r;
-    V w = S::select(on, v * S::set(a), V{});
+    if (!near) return y * (S::set(1) - log_r) / S::set(a * a);
+    V w = S::select(on, S::set(a) * (u - tau), V{});
     V series{};
     for (int k = 6; k >= 0; --k) series = series * w + static_cast<C>(k % 2 ? 1 : -1) * (k + 1) / (k + 2);
-    constexpr C near = sizeof(C) == sizeof(float) ? static_cast<C>(0.1) : static_cast<C>(0.003);
-    V exact = w / r - log1p<S>(w);
-    V both = S::select(S::lt(S::set(-near), w), series * w * w, exact);
+    constexpr C small = sizeof(C) == sizeof(float) ? static_cast<C>(0.1) : static_cast<C>(0.003);
+    V both = S::select(S::lt(S::set(-small), w), series * w * w, w / r - log_r);
     return y * both / S::set(a * a);
   }
 };
@@ -253,7 +283,7 @@ struct Row {
     }
     if (!(top > floor[0])) {
       stats[0] = 0;
-      stats[1] = infinity();
+      stats[1] = law.nothing();
       each<S>(0, length, MULTIMAX_EACH { store(out + i, V{}, part); });
       return;
     }

@@ -81,17 +81,15 @@ MULTIMAX_INLINE __m512 exp<Simd<float>>(__m512 x) {
 }
 #endif
 
-// log(1 + y) for y in (-1, 0], to about one unit in the last place. 1 + y = m 2^e with m next to 1, and
-// log m = 2 (s + s^3 / 3 + s^5 / 5 + ...) with s = (m - 1) / (m + 1); what rounding took from 1 + y is put back.
+// log r + lost for normal r > 0, to about one unit in the last place. r = m 2^e with m next to 1, and
+// log m = 2 (s + s^3 / 3 + s^5 / 5 + ...) with s = (m - 1) / (m + 1).
 template <class S>
-MULTIMAX_INLINE typename S::V log1p(typename S::V y) {
+MULTIMAX_INLINE typename S::V log(typename S::V r, typename S::V lost = typename S::V{}) {
   using T = typename S::T;
   using V = typename S::V;
   using I = typename S::I;
   using E = ExpConstants<T>;
   const V one = S::set(1);
-  V r = one + y;
-  V lost = (y - (r - one)) / r;
   const I root_half = reinterpret_cast<I>(S::set(static_cast<T>(0.70710678118654752)));
   I e = (reinterpret_cast<I>(r) - root_half) >> S::fraction_bits;
   V m = reinterpret_cast<V>(reinterpret_cast<I>(r) - (e << S::fraction_bits));
@@ -102,6 +100,13 @@ MULTIMAX_INLINE typename S::V log1p(typename S::V y) {
   V n = __builtin_convertvector(e, V);
   V high = n * E::ln2_high, twice = s + s;
   return high + (twice + (n * E::ln2_low + lost + twice * z * q));
+}
+
+// log(1 + y) for y in (-1, 0]: what rounding took from 1 + y is put back.
+template <class S>
+MULTIMAX_INLINE typename S::V log1p(typename S::V y) {
+  const typename S::V one = S::set(1), r = one + y;
+  return log<S>(r, (y - (r - one)) / r);
 }
 
 // One set of parameters: lower and upper coefs, lower and upper knots, (order) each.

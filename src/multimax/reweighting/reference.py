@@ -74,48 +74,65 @@ def entmax15(z: Tensor, masked: Tensor) -> Tensor:
     return torch.where(support, torch.relu(inside - tau).square(), 0.0)
 
 
-def _alpha_exp(v: Tensor, alpha: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
-    """p = (1 + (alpha - 1) v)^(1 / (alpha - 1)) and its derivative p^(2 - alpha), 0 where not inside; alpha to 1 is
-    exp(v), to rounding."""
-    scaled = (alpha - 1) * torch.where(inside, v, 0.0)
-    log_p = torch.log1p(scaled) / (alpha - 1)
-    p, slope = log_p.exp(), ((2 - alpha) * log_p).exp()
-    return torch.where(inside, p, 0.0), torch.where(inside, slope, 0.0)
+NEAR = 1.25  # up to here alpha counts as close to 1
+
+
+def _power(u: Tensor, tau: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
+    """p = r^(1 / (alpha - 1)) and its derivative by u, p / r, both 0 outside of the support.
+
+    r is 1 at the largest entry if that takes everything, and K^(1 - alpha) if all are equal. For alpha near 1 both are
+    close to 1: so r = 1 + (alpha - 1)(u - tau), whose logarithm is taken without 1; alpha to 1 is exp(u - tau), to
+    rounding. For larger alpha r may be tiny: so r = (alpha - 1) u + tau, with tau itself as small.
+    """
+    a = alpha - 1
+    near = alpha < NEAR
+    scaled = a * torch.where(near, u - tau, u)
+    inside = (torch.where(near, scaled + 1, scaled + tau) > 0) | u.isnan()
+    # what is not used must not be infinite: its gradient, 0, would become NaN
+    scaled = torch.where(inside, scaled, 0.0)
+    r = torch.where(near, scaled + 1, torch.where(inside, scaled + tau, 1.0))
+    log_r = torch.where(near, torch.log1p(torch.where(near, scaled, 0.0)), torch.where(near, 1.0, r).log())
+    p = torch.where(inside, (log_r / a).exp(), 0.0)
+    return p, torch.where(inside, p / r, 0.0)
 
 
 def entmax(z: Tensor, masked: Tensor, alpha: Tensor) -> Tensor:
     """max((alpha - 1) z - tau, 0)^(1 / (alpha - 1)) for alpha > 1, (..., 1) (Peters, Niculae and Martins 2019).
 
-    Written as p = (1 + (alpha - 1)(u - t))^(1 / (alpha - 1)) with u = z - max z, where t = 0 gives the largest weight 1
-    and t's upper bound gives it 1 / K. The sum of p falls with t. For alpha <= 2 the norm (sum of p)^(alpha - 1) is
-    convex in t, and Newton's method on it from t = 0 never goes too far; for alpha > 2 the interval is halved.
+    With u = z - max z in the place of z, in one of the two forms of `_power`. For alpha <= 2 the norm
+    (sum of p)^(alpha - 1) is convex in tau, and Newton's method on it from where the largest weight is 1 never goes too
+    far; for alpha > 2 the interval in which tau lies is halved, on a logarithmic scale as long as it is wide.
     """
     u = _from_the_largest(z, masked)
     if z.shape[-1] == 0:
         return u
     alpha = alpha.to(u.dtype)
     graph = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()  # may not look at values
+    empty = masked.all(-1, keepdim=True)
     with torch.no_grad():
-        low = torch.zeros_like(u[..., :1] + alpha)
-        high = low - torch.expm1((1 - alpha) * math.log(u.shape[-1])) / (alpha - 1)
-        t = torch.where(alpha <= 2, low, (low + high) / 2)
-        for _ in range(30 if u.dtype == torch.float32 else 60):
-            p, slope = _alpha_exp(u - t, alpha, (alpha - 1) * (u - t) > -1)
+        a, near = alpha - 1, alpha < NEAR
+        high = torch.ones_like(u[..., :1] + alpha)
+        low = (high * -a * math.log(u.shape[-1])).exp().clamp(min=torch.finfo(u.dtype).tiny)
+        tau = torch.where(near, 0.0, torch.where(alpha <= 2, high, (low * high).sqrt()))
+        for _ in range(60 if u.dtype == torch.float32 else 120):
+            p, slope = _power(u, tau, alpha)
             total = p.sum(-1, keepdim=True)
-            low, high = torch.where(total >= 1, t, low), torch.where(total >= 1, high, t)
-            step = -torch.expm1((1 - alpha) * total.log()) / (alpha - 1) * total / slope.sum(-1, keepdim=True)
-            before, t = t, torch.where(alpha <= 2, t + step, (low + high) / 2)
-            moved = (t - before).abs() > torch.finfo(u.dtype).eps * t.abs().clamp(min=0.01)  # NaN stays, as settled
-            if not graph and not bool(moved.any()):
+            low, high = torch.where(total >= 1, low, tau), torch.where(total >= 1, tau, high)
+            middle = torch.where(high > 4 * low, low.sqrt() * high.sqrt(), low + (high - low) / 2)
+            step = -torch.expm1(-a * total.log()) * total / slope.sum(-1, keepdim=True)
+            before = tau
+            tau = torch.where(near, tau + step / a, torch.where(alpha <= 2, tau - step, middle))
+            # NaN stays, as settled
+            moved = (tau - before).abs() > torch.finfo(u.dtype).eps * torch.where(near, tau.clamp(min=0.01), tau)
+            if not graph and not bool((moved & ~empty).any()):
                 break
-        t = torch.where(masked.all(-1, keepdim=True), 0.0, t)
-        inside = (((alpha - 1) * (u - t) > -1) & ~masked) | u.isnan()
+        tau = torch.where(empty, torch.where(near, torch.inf, -torch.inf), tau)
     # Two more steps, now with gradients: from the root, they have its first two derivatives by u and alpha.
     for _ in range(2):
-        p, slope = _alpha_exp(u - t, alpha, inside & ((alpha - 1) * (u - t).detach() > -1) | u.isnan())
-        t = t + (p.sum(-1, keepdim=True) - 1) / slope.sum(-1, keepdim=True)
-        t = torch.where(masked.all(-1, keepdim=True), 0.0, t)
-    return _alpha_exp(u - t, alpha, inside & ((alpha - 1) * (u - t).detach() > -1) | u.isnan())[0]
+        p, slope = _power(u, tau, alpha)
+        step = (p.sum(-1, keepdim=True) - 1) / torch.where(empty, 1.0, slope.sum(-1, keepdim=True))
+        tau = torch.where(empty, tau, torch.where(near, tau + step, tau - step * (alpha - 1)))
+    return _power(u, tau, alpha)[0]
 
 
 def at_or_above_the_mean(z: Tensor, masked: Tensor) -> Tensor:
