@@ -1,6 +1,7 @@
 // Entmax on torch's stable ABI: rows shared over torch's threads.
 
 #include <algorithm>
+#include <cstring>
 #include <optional>
 #include <tuple>
 
@@ -11,6 +12,11 @@ namespace multimax {
 namespace {
 
 ScalarType compute_type(const Tensor& x) { return dtype_of(x) == DType::f64 ? ScalarType::Double : ScalarType::Float; }
+
+// Rows of no entries have numbers beside them all the same.
+void zero(const Tensor& t) {
+  if (t.numel() != 0) std::memset(data_of(t), 0, static_cast<size_t>(t.numel()) * t.element_size());
+}
 
 // Numbers beside the rows: so many for each.
 void* beside(const Tensor& t, const Tensor& x, int64_t each, const char* name) {
@@ -54,6 +60,7 @@ std::tuple<Tensor, Tensor> entmax_forward(const Tensor& x, const std::optional<T
   shape.back() = 2;
   Tensor stats = torch::stable::new_empty(x, shape, compute_type(x));
   Tensor out = torch::stable::empty_like(x);
+  if (x.numel() == 0) zero(stats);
   run(job_of(x, alpha, stats, out, kind), x.numel(), false);
   return {out, stats};
 }
@@ -71,6 +78,7 @@ std::tuple<Tensor, Tensor> entmax_backward(const Tensor& grad, const Tensor& x, 
   if (alpha_grad) shape.assign(alpha->sizes().begin(), alpha->sizes().end());
   Tensor grad_alpha = torch::stable::new_empty(x, shape, compute_type(x));
   if (alpha_grad) job.grad_alpha = data_of(grad_alpha);
+  if (x.numel() == 0) zero(grad_alpha);
   run(job, x.numel(), true);
   return {out, grad_alpha};
 }

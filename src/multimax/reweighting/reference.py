@@ -77,8 +77,8 @@ def entmax15(z: Tensor, masked: Tensor) -> Tensor:
 NEAR = 1.25  # up to here alpha counts as close to 1
 
 
-def _power(u: Tensor, tau: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
-    """p = r^(1 / (alpha - 1)) and its derivative by u, p / r, both 0 outside of the support.
+def _power(u: Tensor, masked: Tensor, tau: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
+    """p = r^(1 / (alpha - 1)) and its derivative by u, p / r, both 0 outside of the support. u is finite throughout.
 
     r is 1 at the largest entry if that takes everything, and K^(1 - alpha) if all are equal. For alpha near 1 both are
     close to 1: so r = 1 + (alpha - 1)(u - tau), whose logarithm is taken without 1; alpha to 1 is exp(u - tau), to
@@ -87,7 +87,7 @@ def _power(u: Tensor, tau: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
     a = alpha - 1
     near = alpha < NEAR
     scaled = a * torch.where(near, u - tau, u)
-    inside = (torch.where(near, scaled + 1, scaled + tau) > 0) | u.isnan()
+    inside = ((torch.where(near, scaled + 1, scaled + tau) > 0) | u.isnan()) & ~masked
     # what is not used must not be infinite: its gradient, 0, would become NaN
     scaled = torch.where(inside, scaled, 0.0)
     r = torch.where(near, scaled + 1, torch.where(inside, scaled + tau, 1.0))
@@ -103,7 +103,7 @@ def entmax(z: Tensor, masked: Tensor, alpha: Tensor) -> Tensor:
     (sum of p)^(alpha - 1) is convex in tau, and Newton's method on it from where the largest weight is 1 never goes too
     far; for alpha > 2 the interval in which tau lies is halved, on a logarithmic scale as long as it is wide.
     """
-    u = _from_the_largest(z, masked)
+    u = torch.where(masked, 0.0, _from_the_largest(z, masked))  # -inf times a gradient of 0 would be NaN
     if z.shape[-1] == 0:
         return u
     alpha = alpha.to(u.dtype)
@@ -115,7 +115,7 @@ def entmax(z: Tensor, masked: Tensor, alpha: Tensor) -> Tensor:
         low = (high * -a * math.log(u.shape[-1])).exp().clamp(min=torch.finfo(u.dtype).tiny)
         tau = torch.where(near, 0.0, torch.where(alpha <= 2, high, (low * high).sqrt()))
         for _ in range(60 if u.dtype == torch.float32 else 120):
-            p, slope = _power(u, tau, alpha)
+            p, slope = _power(u, masked, tau, alpha)
             total = p.sum(-1, keepdim=True)
             low, high = torch.where(total >= 1, low, tau), torch.where(total >= 1, tau, high)
             middle = torch.where(high > 4 * low, low.sqrt() * high.sqrt(), low + (high - low) / 2)
@@ -126,13 +126,15 @@ def entmax(z: Tensor, masked: Tensor, alpha: Tensor) -> Tensor:
             moved = (tau - before).abs() > torch.finfo(u.dtype).eps * torch.where(near, tau.clamp(min=0.01), tau)
             if not graph and not bool((moved & ~empty).any()):
                 break
-        tau = torch.where(empty, torch.where(near, torch.inf, -torch.inf), tau)
-    # Two more steps, now with gradients: from the root, they have its first two derivatives by u and alpha.
+        tau = torch.where(empty, 1.0, tau)  # any number will do
+        slope = _power(u, masked, tau, alpha)[1].sum(-1, keepdim=True)
+        slope = torch.where(empty, 1.0, torch.where(near, slope, -slope / a))  # by tau
+    # Two more steps, now with gradients. With tau itself off by some change of u or alpha in the first order, it is off
+    # in the second order after one step, in the third after two, though the slope is a constant: so the result has the
+    # first two derivatives of the root.
     for _ in range(2):
-        p, slope = _power(u, tau, alpha)
-        step = (p.sum(-1, keepdim=True) - 1) / torch.where(empty, 1.0, slope.sum(-1, keepdim=True))
-        tau = torch.where(empty, tau, torch.where(near, tau + step, tau - step * (alpha - 1)))
-    return _power(u, tau, alpha)[0]
+        tau = tau + torch.where(empty, 0.0, (_power(u, masked, tau, alpha)[0].sum(-1, keepdim=True) - 1) / slope)
+    return _power(u, masked, tau, alpha)[0]
 
 
 def at_or_above_the_mean(z: Tensor, masked: Tensor) -> Tensor:
