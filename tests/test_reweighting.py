@@ -481,7 +481,9 @@ def masked_entries(case: str, impl: str, dtype: torch.dtype, fill: str) -> None:
     assert sums[1] == 0
     torch.testing.assert_close(sums[[0, 2, 3, 4, 5]], torch.ones(5).double(), rtol=0, atol=40 * torch.finfo(dtype).eps)
     # what is masked reaches nothing else
-    tolerance = {"rtol": 4 * torch.finfo(dtype).eps, "atol": 8 * torch.finfo(dtype).eps}
+    # (beyond alpha = 2 the slope at the edge of the support is infinite, and a rounding of the threshold counts more)
+    rounding = torch.finfo(dtype).eps * (30 if "2.5" in case else 1)
+    tolerance = {"rtol": 4 * rounding, "atol": 8 * rounding}
     for row in (0, 2, 3):
         on = ~off[row]
         alone = run(case, x[row][on], grad[row][on], impl=impl)
