@@ -126,14 +126,27 @@ def number(name: str, value: object, low: float, high: float) -> float:
     return float(value)
 
 
+def finite(name: str, value: object) -> float:
+    """A number of at least 0 that is not infinite."""
+    if value == float("inf"):
+        raise ValueError(f"multimax: expected {name} to be finite, got {value}")
+    return number(name, value, 0, float("inf"))
+
+
+def number_above(name: str, value: object, low: float, *, infinite: bool = False) -> None:
+    """A number, and no tensor, above a bound."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise TypeError(f"multimax: expected {name} to be a number, got {type(value).__name__}")
+    if not low < value or (value == float("inf") and not infinite):
+        raise ValueError(f"multimax: expected {name} above {low:g}{'' if infinite else ' and finite'}, got {value}")
+
+
 def above(name: str, value: object, low: float, x: Tensor, dim: int) -> None:
     """A number above a bound, or a tensor of such that broadcasts against x, with size 1 along dim."""
     if not isinstance(value, Tensor):
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             raise TypeError(f"multimax: expected {name} to be a number or a tensor, got {type(value).__name__}")
-        if not low < value < float("inf"):
-            raise ValueError(f"multimax: expected {name} above {low:g} and finite, got {value}")
-        return
+        return number_above(name, value, low)
     tensor(name, value)
     same_device(name, value, x)
     sizes = [1 if i == dim else size for i, size in enumerate(x.shape)]

@@ -30,8 +30,8 @@ def _checked(x: Tensor, dim: int, mask: Tensor | None) -> tuple[int, Tensor | No
 
 def _plain_softmax(x: Tensor, dim: int, mask: Tensor | None, impl: str) -> Tensor:
     """Softmax with all that is said above: MultiMax at zero coefs."""
-    zero = x.new_zeros(1, 2, dtype=compute_dtype(x.dtype))
-    return multimax(x, zero, zero, dim=dim, mask=mask, impl=impl)
+    coefs, knots = (x.new_zeros(1, 2, dtype=compute_dtype(x.dtype)) for _ in range(2))  # the compiler wants two
+    return multimax(x, coefs, knots, dim=dim, mask=mask, impl=impl)
 
 
 def _by_rows(
@@ -46,6 +46,12 @@ def _by_rows(
 def _kept(x: Tensor, dim: int, mask: Tensor | None, rule: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     """A boolean mask of the entries that a rule of `reference` keeps."""
     return _by_rows(x.detach(), dim, mask, rule, torch.bool)
+
+
+def _last(value: float | Tensor, x: Tensor, dim: int) -> Tensor:
+    """A number, or a tensor that broadcasts against x, as a tensor that does so with `dim` last."""
+    t = torch.as_tensor(value, dtype=None if isinstance(value, Tensor) else torch.float64, device=x.device)
+    return t.reshape(*[1] * (x.ndim - t.ndim), *t.shape).movedim(dim, -1) if x.ndim and t.ndim else t
 
 
 def lowered(x: Tensor, kept: Tensor, eps: float) -> Tensor:
@@ -83,12 +89,10 @@ def softmax(
     dim, mask = _checked(x, dim, mask)
     checks.above("temperature", temperature, 0, x, dim)
     if isinstance(temperature, Tensor) or temperature != 1:
-        masked = x <= torch.finfo(x.dtype).min / 2
-        # with -inf in it, the gradient of a temperature would be NaN
-        safe = torch.where(masked, 0.0, x) if isinstance(temperature, Tensor) else x
-        scaled = safe.to(compute_dtype(x.dtype)) / temperature
-        # what came as a large negative fill may, divided, no longer look like one
-        return _plain_softmax(torch.where(masked, -torch.inf, scaled), dim, mask, impl).to(F.result_dtype(x))
+        t = _last(temperature, x, dim)
+        wide = compute_dtype(x.dtype)
+        scaled = _by_rows(x, dim, mask, lambda z, masked: reference.cooled(z, masked, t), wide)
+        return _plain_softmax(scaled, dim, mask, impl).to(F.result_dtype(x))
     return _plain_softmax(x, dim, mask, impl)
 
 
@@ -195,9 +199,8 @@ def entmax(
     checks.above("alpha", alpha, 1, x, dim)
     if not isinstance(alpha, Tensor) and alpha in (1.5, 2):
         return _entmax("entmax15" if alpha == 1.5 else "sparsemax", x, dim, mask, impl)
-    alpha = torch.as_tensor(alpha, dtype=None if isinstance(alpha, Tensor) else torch.float64, device=x.device)
-    if x.ndim and alpha.ndim:
-        alpha = alpha.reshape(*[1] * (x.ndim - alpha.ndim), *alpha.shape).movedim(dim, -1)
+    dtype = compute_dtype(x.dtype)
+    alpha = _last(alpha, x, dim).to(dtype).clamp(min=1 + torch.finfo(dtype).eps)  # rounded, it may be 1
     return _entmax("entmax", x, dim, mask, impl, alpha)
 
 
@@ -231,7 +234,7 @@ def evsoftmax(x: Tensor, *, eps: float = 0.0, dim: int = -1, mask: Tensor | None
         Generative Models. NeurIPS 2021.
     """
     dim, mask = _checked(x, dim, mask)
-    eps = checks.number("eps", eps, 0, float("inf"))
+    eps = checks.finite("eps", eps)
     kept = _kept(x, dim, mask, reference.at_or_above_the_mean)
     if eps == 0:
         return _plain_softmax(x, dim, kept, impl)
@@ -269,7 +272,7 @@ def sparsehourglass(
         NeurIPS 2018.
     """
     dim, mask = _checked(x, dim, mask)
-    checks.above("q", 1.0 if q == float("inf") else q, 0, x, dim)
+    checks.number_above("q", q, 0, infinite=True)
     wide = compute_dtype(x.dtype)
     scaled = _by_rows(x, dim, mask, lambda z, masked: reference.hourglass(z, masked, float(q)), wide)
     return sparsemax(scaled, dim=dim, impl=impl).to(F.result_dtype(x))

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from multimax import checks
 from multimax.losses import multimax_cross_entropy
+from multimax.ops import autocast_dtype
 from multimax.reference import compute_dtype
 from multimax.reweighting import reference
 from multimax.reweighting.functions import _kept, entmax, entmax15, lowered, sparsemax
@@ -50,9 +51,9 @@ class FenchelYoung(torch.autograd.Function):
         """(R, C), (R, C), (R, 1) of indices or (R, C) of probabilities, (1, 1) or (R, 1), to (R,)."""
         if target.is_floating_point():
             inner = torch.where(p == target, 0.0, (p - target) * x).sum(-1)  # 0 for what is masked and not wanted
-            return inner + _entropy(p, alpha) - _entropy(target, alpha)
+            return (inner + _entropy(p, alpha) - _entropy(target, alpha)).clamp(min=0)  # by no more than rounding
         inner = torch.where(p == 0, 0.0, p * x).sum(-1) - x.gather(-1, target)[:, 0]
-        return inner + _entropy(p, alpha)
+        return (inner + _entropy(p, alpha)).clamp(min=0)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -75,6 +76,19 @@ class FenchelYoung(torch.autograd.Function):
             of_alpha = (grad * slope)[:, None]
             of_alpha = of_alpha.sum(0, keepdim=True) if alpha.shape[0] == 1 else of_alpha
         return of_x, None, of_target, of_alpha
+
+
+def _result_dtype(x: Tensor) -> torch.dtype:
+    """The input's, or, under autocast, float32, as torch has it for losses."""
+    return x.dtype if autocast_dtype(x.device) is None else compute_dtype(x.dtype)
+
+
+def _levelled(x: Tensor, dim: int) -> Tensor:
+    """Scores less the largest of their row, which changes no loss: with it, digits would be lost."""
+    if x.shape[dim] == 0:
+        return x
+    top = x.detach().amax(dim, keepdim=True)
+    return x - torch.where(top.isinf(), 0.0, top)
 
 
 def _rows(x: Tensor, dim: int) -> Tensor:
@@ -118,11 +132,12 @@ def _fenchel_young(
         a = _rows(a.expand(*input.shape[:dim], 1, *input.shape[dim + 1 :]), dim) if a.numel() > 1 else a.reshape(1, 1)
     else:
         a = torch.full((1, 1), alpha, dtype=dtype, device=x.device)
+    x = _levelled(torch.where(ignored[:, None], 0.0, x), -1)  # whatever an ignored row holds
     losses = torch.where(ignored, 0.0, FenchelYoung.apply(x, function(x, a), y, a))
     if reduction == "none":
-        return losses.reshape(shape).to(input.dtype)
+        return losses.reshape(shape).to(_result_dtype(input))
     total = losses.sum()
-    return (total if reduction == "sum" else total / (~ignored).sum()).to(input.dtype)
+    return (total if reduction == "sum" else total / (~ignored).sum()).to(_result_dtype(input))
 
 
 def sparsemax_loss(
@@ -269,14 +284,17 @@ def evsoftmax_loss(
     checks.tensor("input", input)
     if input.ndim < 1:
         raise ValueError(f"multimax: expected input of shape (C,), (R, C) or (R, C, ...), got {checks.shape(input)}")
-    checks.above("eps", eps, 0, input, 0)
+    checks.number_above("eps", eps, 0)
     dim = 0 if input.ndim == 1 else 1
-    x = lowered(input, _kept(input, dim, None, reference.at_or_above_the_mean), eps)
-    zero = x.new_zeros(1, 2)
+    kept = _kept(input, dim, None, reference.at_or_above_the_mean)
+    wide = input.to(compute_dtype(input.dtype))
+    wide = _levelled(torch.where(input <= torch.finfo(input.dtype).min / 2, -torch.inf, wide), dim)
+    x = lowered(wide, kept, eps)
+    coefs, knots = x.new_zeros(1, 2), x.new_zeros(1, 2)
     loss = multimax_cross_entropy(
-        x, target, zero, zero, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
+        x, target, coefs, knots, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
     )
-    return loss.to(input.dtype)
+    return loss.to(_result_dtype(input))
 
 
 class _Loss(nn.Module):
@@ -318,7 +336,7 @@ class EntmaxLoss(_Loss):
 
     def __init__(self, alpha: float = 1.5, **options: Any) -> None:
         super().__init__(**options)
-        checks.above("alpha", alpha, 1, torch.empty(()), 0)
+        checks.number_above("alpha", alpha, 1)
         self.alpha = float(alpha)
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
@@ -331,7 +349,7 @@ class EvSoftmaxLoss(_Loss):
 
     def __init__(self, eps: float = 1e-6, **options: Any) -> None:
         super().__init__(**options)
-        checks.above("eps", eps, 0, torch.empty(()), 0)
+        checks.number_above("eps", eps, 0)
         self.eps = float(eps)
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:

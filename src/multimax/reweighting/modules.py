@@ -96,7 +96,7 @@ class Softmax(Reweighter):
         self, temperature: float = 1.0, *, learn: bool = False, heads: int | None = None, dim: int = -1
     ) -> None:
         super().__init__(dim=dim)
-        checks.above("temperature", temperature, 0, torch.empty(()), 0)
+        checks.number_above("temperature", temperature, 0)
         checks.heads_to_learn(heads, learn)
         self.initial = float(temperature)
         self.log_temperature = nn.Parameter(torch.empty(() if heads is None else (heads,))) if learn else None
@@ -163,7 +163,7 @@ class Entmax(Reweighter):
         dim: int = -1,
     ) -> None:
         super().__init__(dim=dim)
-        checks.above("alpha", alpha, 1, torch.empty(()), 0)
+        checks.number_above("alpha", alpha, 1)
         checks.heads_to_learn(heads, learn)
         low, high = bounds
         if learn and not 1 < low < alpha < high < math.inf:
@@ -207,7 +207,7 @@ class EvSoftmax(Reweighter):
 
     def __init__(self, eps: float = 1e-6, *, dim: int = -1) -> None:
         super().__init__(dim=dim)
-        self.eps = checks.number("eps", eps, 0, math.inf)
+        self.eps = checks.finite("eps", eps)
 
     def options(self, ndim: int, dim: int) -> dict[str, Any]:
         """The eps."""
@@ -225,7 +225,7 @@ class Sparsehourglass(Reweighter):
 
     def __init__(self, q: float = 1.0, *, dim: int = -1) -> None:
         super().__init__(dim=dim)
-        checks.above("q", 1.0 if q == math.inf else q, 0, torch.empty(()), 0)
+        checks.number_above("q", q, 0, infinite=True)
         self.q = float(q)
 
     def options(self, ndim: int, dim: int) -> dict[str, Any]:

@@ -55,13 +55,17 @@ def _as_multimax(function: Function, heads: int, like: Tensor) -> tuple[Tensor, 
         coefs, knots = function.options["coefs"], function.options["knots"]
         return (coefs, knots) if coefs.ndim < 4 else None
     temperature = function.options.get("temperature", 1.0)
-    checks.above("temperature", temperature, 0, like.new_empty(()).expand(1, heads, 1, 1), 3)
     dtype = compute_dtype(like.dtype)
-    if isinstance(temperature, Tensor):
-        temperature = temperature.to(dtype).reshape(-1, 1) if temperature.numel() > 1 else temperature.reshape(())
-        slope = 1 / temperature
-    else:
+    if not isinstance(temperature, Tensor):
+        checks.number_above("temperature", temperature, 0)
+        if temperature < 1e-6:  # 1 / T times a score could overflow
+            return None
         slope = torch.tensor(1 / temperature, dtype=dtype, device=like.device)
+    elif temperature.numel() == 1 or (temperature.shape[-3:] == (heads, 1, 1) and temperature.numel() == heads):
+        checks.above("temperature", temperature, 0, like.new_empty(()).expand(1, heads, 1, 1), 3)
+        slope = 1 / temperature.to(dtype).reshape(() if temperature.numel() == 1 else (-1, 1))
+    else:
+        return None
     coefs = torch.stack([1 - slope, slope - 1], -1)  # (2,) or (H, 1, 2)
     coefs = coefs.reshape(1, 2) if coefs.ndim == 1 else coefs
     return coefs, torch.zeros_like(coefs)
@@ -104,9 +108,9 @@ class Attention(NamedTuple):
         """Scores and weights of these queries, (B, H, q, D), and keys, (B, Hkv, keys, D)."""
         b, h, q, _ = query.shape
         # heads that share a key head become more queries of it: nothing is repeated
-        grouped = query.reshape(b, key.shape[1], -1, query.shape[-1])
+        grouped = query.reshape(b, key.shape[1], h * q // max(key.shape[1], 1), query.shape[-1])
         with without_autocast(query.device):
-            x = (self.scale * grouped @ key.transpose(-1, -2)).reshape(b, h, q, -1)
+            x = (self.scale * grouped @ key.transpose(-1, -2)).reshape(b, h, q, key.shape[2])
         part = added = None
         if self.causal or self.left >= 0 or self.right >= 0:
             lengths = self.own.query.shape[2], self.own.key.shape[2]
@@ -121,32 +125,31 @@ class Attention(NamedTuple):
         elif mask is not None:
             there = takes_part(mask)
             part, added = _both(part, there), torch.where(there, mask, 0.0).to(x.dtype)
-        weights = self.weights(x, part, added)
+        weights = _weights(self.own_function(rows), x, part, added)
         if self.omega is not None:
             weights = scale_high_pass(weights, self.omega, part)
         return Block(x, weights, part)
 
-    def weights(self, x: Tensor, part: Tensor | None, added: Tensor | None) -> Tensor:
-        """The function of the scores; numbers from a mask come after sigma and after the temperature."""
-        function = self.function
-        if added is None:
-            return function(x, dim=-1, mask=part)
-        if isinstance(function, Reweighting) and function.name == "multimax":
-            coefs, knots = function.options["coefs"], function.options["knots"]
-            lead = coefs.shape[:-2] and (*coefs.shape[:-2], *[1] * (coefs.ndim == 3))
-            coefs, knots = (t.reshape(*lead, *t.shape[-2:]) for t in (coefs, knots))
-            return softmax(modulate(x, coefs, knots) + added, mask=part)
-        if isinstance(function, Reweighting) and function.name == "softmax":
-            return softmax(x / function.options.get("temperature", 1.0) + added, mask=part)
-        return function(x + added, dim=-1, mask=part)
+    def own_function(self, rows: slice) -> Function:
+        """The function for these queries: of options that differ between queries, theirs."""
+        if not isinstance(self.function, Reweighting):
+            return self.function
+        queries = self.own.query.shape[2]
+        options = dict(self.function.options)
+        for name, value in options.items():
+            dim = -3 if name in ("coefs", "knots") else -2  # (..., Lq, order, 2) or (..., Lq, 1)
+            least = 5 if dim == -3 else 2  # (heads, order, 2) has no dim for queries
+            if isinstance(value, Tensor) and value.ndim >= least and queries > 1 and value.shape[dim] == queries:
+                options[name] = value.narrow(dim, rows.start, rows.stop - rows.start)
+        return Reweighting(self.function.name, options)
 
     def result(self, query: Tensor, key: Tensor, value: Tensor, rows: slice, keys: slice) -> tuple[Tensor, Tensor]:
         """The output of these queries, (B, H, q, Dv), and the weights, after dropout."""
         b, h, q, _ = query.shape
         weights = nn.functional.dropout(self.block(query, key, rows, keys).weights, self.dropout_p)
         with without_autocast(query.device):
-            out = weights.reshape(b, key.shape[1], -1, key.shape[2]) @ value
-        return out.reshape(b, h, q, -1), weights
+            out = weights.reshape(b, key.shape[1], h * q // max(key.shape[1], 1), key.shape[2]) @ value
+        return out.reshape(b, h, q, value.shape[-1]), weights
 
     def observed(self) -> Iterator[observing.Block]:
         """Blocks for those who watch, with all keys."""
@@ -157,6 +160,20 @@ class Attention(NamedTuple):
             x, weights, part = self.block(query[:, :, rows], key, rows, whole)
             there = takes_part(x)
             yield x, weights, there if part is None else there & part
+
+
+def _weights(function: Function, x: Tensor, part: Tensor | None, added: Tensor | None) -> Tensor:
+    """The function of the scores; numbers from a mask come after sigma and after the temperature."""
+    if added is None:
+        return function(x, dim=-1, mask=part)
+    if isinstance(function, Reweighting) and function.name == "multimax":
+        coefs, knots = function.options["coefs"], function.options["knots"]
+        lead = coefs.shape[:-2] and (*coefs.shape[:-2], *[1] * (coefs.ndim == 3))
+        coefs, knots = (t.reshape(*lead, *t.shape[-2:]) for t in (coefs, knots))
+        return softmax(modulate(x, coefs, knots) + added, mask=part)
+    if isinstance(function, Reweighting) and function.name == "softmax":
+        return softmax(x / function.options.get("temperature", 1.0) + added, mask=part)
+    return function(x + added, dim=-1, mask=part)
 
 
 def _both(a: Tensor | None, b: Tensor) -> Tensor:
@@ -269,6 +286,7 @@ def attention(
         tensor([8])
     """
     function = function_of(reweight)
+    checks.tensor("query", query)
     if block is not None and (not isinstance(block, int) or isinstance(block, bool) or block < 1):
         raise ValueError(f"multimax: expected block to be an int of at least 1, got {block!r}")
     fused = None
@@ -304,21 +322,19 @@ def attention(
     again = len(slices) > 1 and not return_weights and torch.is_grad_enabled()
     again = again and not torch._C._are_functorch_transforms_active()
     outs, matrices = [], []
-    for rows in slices:
+    for rows in slices or [slice(0, 0)]:
         keys = slice(0, shape[3]) if return_weights else call.keys(rows)
         arguments = (q[:, :, rows], k[:, :, keys], v[:, :, keys], rows, keys)
         out, weights = checkpoint(call.result, *arguments, use_reentrant=False) if again else call.result(*arguments)
         outs.append(out)
         if return_weights:
             matrices.append(weights)
-    out = torch.cat(outs, 2) if outs else q.new_zeros(*shape[:3], v.shape[-1])
-    out = out.to(own.query.dtype).reshape(*own.lead, shape[2], v.shape[-1])
+    out = torch.cat(outs, 2).to(own.query.dtype).reshape(*own.lead, shape[2], v.shape[-1])
     if observing.active():
         observing.report(_order(function), shape, call.observed)
     if not return_weights:
         return out
-    matrix = torch.cat(matrices, 2) if matrices else q.new_zeros(shape)
-    return out, matrix.to(own.query.dtype).reshape(*own.lead, *shape[2:])
+    return out, torch.cat(matrices, 2).to(own.query.dtype).reshape(*own.lead, *shape[2:])
 
 
 def _order(function: Function) -> int:

@@ -107,7 +107,8 @@ def entmax(z: Tensor, masked: Tensor, alpha: Tensor) -> Tensor:
     if z.shape[-1] == 0:
         return u
     alpha = alpha.to(u.dtype)
-    graph = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()  # may not look at values
+    # may not look at values
+    graph = z.is_meta or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
     empty = masked.all(-1, keepdim=True)
     with torch.no_grad():
         a, near = alpha - 1, alpha < NEAR
@@ -137,6 +138,14 @@ def entmax(z: Tensor, masked: Tensor, alpha: Tensor) -> Tensor:
     return _power(u, masked, tau, alpha)[0]
 
 
+def cooled(z: Tensor, masked: Tensor, temperature: Tensor) -> Tensor:
+    """z / temperature up to a constant a row, -inf where masked. Numbers that overflow stay finite."""
+    u = torch.where(masked, 0.0, _from_the_largest(z, masked))  # -inf times a gradient of 0 would be NaN
+    limits = torch.finfo(u.dtype)
+    scaled = (u / temperature.to(u.dtype).clamp(min=limits.tiny)).clamp(min=limits.min / 4)
+    return torch.where(masked, -torch.inf, scaled)
+
+
 def at_or_above_the_mean(z: Tensor, masked: Tensor) -> Tensor:
     """Which entries Ev-SoftMax keeps (Chen, Itkina, Senanayake and Kochenderfer 2021).
 
@@ -154,7 +163,7 @@ def hourglass(z: Tensor, masked: Tensor, q: float) -> Tensor:
     Divided by q throughout, so that q to infinity, sparsemax, is a number like any other. K counts what takes part.
     """
     taking_part = torch.where(masked, 0.0, z)
-    count = (~masked).sum(-1, keepdim=True)
+    count = (~masked).sum(-1, keepdim=True).to(z.dtype)
     factor = (1 / q + count) / (taking_part.sum(-1, keepdim=True).abs() / q + count)
     return torch.where(masked, -torch.inf, taking_part * factor)
 
@@ -170,5 +179,7 @@ def largest(z: Tensor, masked: Tensor, k: int | float) -> Tensor:
         rank = torch.arange(order.shape[-1], device=z.device)
         kept = torch.ones_like(order, dtype=torch.bool)
         if not isinstance(k, int):
-            kept = rank < torch.ceil(k * taking_part - 1e-9)
-        return torch.zeros_like(masked).scatter(-1, order, kept) & ~masked
+            kept = rank < torch.ceil(k * taking_part.double() - 1e-9)
+        # a NaN or an infinity is kept with its whole row, where it shows
+        lost = (~(torch.where(masked, 0.0, z) < torch.inf)).any(-1, keepdim=True)
+        return (torch.zeros_like(masked).scatter(-1, order, kept) | lost) & ~masked
