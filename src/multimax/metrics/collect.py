@@ -339,7 +339,8 @@ def collect(
 
     Attention is seen
 
-    - in :func:`multimax.multimax_attention` and :func:`multimax.multimax_attention_varlen`, called from any module;
+    - in :func:`multimax.multimax_attention`, :func:`multimax.multimax_attention_varlen` and
+      :func:`multimax.reweighting.attention`, called from any module, so also in :class:`multimax.MultiheadAttention`;
     - in modules that map scores to weights: :class:`multimax.MultiMax`, those of ``multimax.reweighting``, and
       ``nn.Softmax`` where its output has at least three dims or ``layers`` names it. With four dims or more, the third
       from the end is that of the heads;
