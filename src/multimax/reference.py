@@ -140,13 +140,22 @@ def linear_cross_entropy(
     return cross_entropy(x, target, coefs, knots, weight, ignore_index, smoothing)
 
 
-def band(queries: int, keys: int, causal: bool, left: int, right: int, device: torch.device) -> Tensor:
+def band(
+    queries: int,
+    keys: int,
+    causal: bool,
+    left: int,
+    right: int,
+    device: torch.device,
+    rows: slice | None = None,
+) -> Tensor:
     """(Lq, Lk), True where key j takes part for query i: j <= i if causal, and -left <= j - (i + Lk - Lq) <= right,
-    where a negative bound is none."""
-    i = torch.arange(queries, device=device)[:, None]
+    where a negative bound is none. With ``rows`` only these queries."""
+    first, end = (0, queries) if rows is None else (rows.start, rows.stop)
+    i = torch.arange(first, end, device=device)[:, None]
     j = torch.arange(keys, device=device)
     diagonal = i + (keys - queries)
-    inside = torch.ones(queries, keys, dtype=torch.bool, device=device)
+    inside = torch.ones(end - first, keys, dtype=torch.bool, device=device)
     if causal:
         inside = inside & (j <= i)
     if left >= 0:

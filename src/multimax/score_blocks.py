@@ -25,21 +25,6 @@ def query_slices(shape: tuple[int, ...]) -> Iterator[slice]:
         yield slice(first, min(first + step, queries))
 
 
-def band(rows: slice, queries: int, keys: int, causal: bool, left: int, right: int, device: torch.device) -> Tensor:
-    """These rows of :func:`multimax.reference.band`, (q, Lk), without the others."""
-    i = torch.arange(rows.start, rows.stop, device=device)[:, None]
-    j = torch.arange(keys, device=device)
-    diagonal = i + (keys - queries)
-    inside = torch.ones(len(i), keys, dtype=torch.bool, device=device)
-    if causal:
-        inside = inside & (j <= i)
-    if left >= 0:
-        inside = inside & (j >= diagonal - left)
-    if right >= 0:
-        inside = inside & (j <= diagonal + right)
-    return inside
-
-
 def takes_part(x: Tensor) -> Tensor:
     """True where an entry is not masked by its value: -inf, or half of the dtype's lowest value and below."""
     return ~(x <= torch.finfo(x.dtype).min / 2)  # not >, so that a NaN takes part and shows
@@ -108,7 +93,7 @@ def multimax_blocks(
     shape = (*query.shape[:3], key.shape[2])
     key = key.to(dtype).repeat_interleave(query.shape[1] // max(key.shape[1], 1), 1)  # (B, H, Lk, D)
     for rows in query_slices(shape):
-        inside = band(rows, shape[2], shape[3], causal, left, right, query.device)
+        inside = reference.band(shape[2], shape[3], causal, left, right, query.device, rows)
         own = _of_rows(mask, rows), _of_rows(bias, rows)
         yield _block(query[:, :, rows].to(dtype), key, coefs, knots, *own, inside, scale)
 

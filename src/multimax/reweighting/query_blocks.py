@@ -15,11 +15,11 @@ from multimax.attention import Inputs, Window, inputs, multimax_attention, scale
 from multimax.functional import modulate
 from multimax.modules import MultiMax
 from multimax.oversmoothing import attn_scale as scale_high_pass
-from multimax.reference import compute_dtype
+from multimax.reference import band, compute_dtype
 from multimax.reweighting.functions import softmax
 from multimax.reweighting.modules import Reweighter
 from multimax.reweighting.registry import Reweighting, get
-from multimax.score_blocks import band, query_slices, takes_part, without_autocast
+from multimax.score_blocks import query_slices, takes_part, without_autocast
 
 Function = Callable[..., Tensor]
 
@@ -114,7 +114,7 @@ class Attention(NamedTuple):
         part = added = None
         if self.causal or self.left >= 0 or self.right >= 0:
             lengths = self.own.query.shape[2], self.own.key.shape[2]
-            part = band(rows, *lengths, self.causal, self.left, self.right, x.device)[:, keys]
+            part = band(*lengths, self.causal, self.left, self.right, x.device, rows)[:, keys]
         bias = _cut(self.own.bias, rows, keys)
         if bias is not None:
             part = _both(part, takes_part(bias))
