@@ -96,7 +96,7 @@ if unavailable is None:
         return torch.empty_like(x), coefs.new_empty(size), knots.new_empty(size)
 
 
-def _front(value: Tensor | None, dim: int | None, size: int) -> Tensor | None:
+def front(value: Tensor | None, dim: int | None, size: int) -> Tensor | None:
     """A tensor with the mapped dim in front, added if it has none."""
     if value is None:
         return None
@@ -105,7 +105,7 @@ def _front(value: Tensor | None, dim: int | None, size: int) -> Tensor | None:
 
 def _params_front(params: Tensor, dim: int | None, size: int, ndim: int) -> Tensor:
     """Parameters of their own for each of the mapped inputs, which have ndim dims each."""
-    mapped = _front(params, dim, size)
+    mapped = front(params, dim, size)
     assert mapped is not None
     if mapped.ndim == 3:  # (size, order, 2): one set for a whole input
         mapped = mapped.reshape(size, *[1] * (ndim - 1), *mapped.shape[-2:])
@@ -168,10 +168,10 @@ class Rows(torch.autograd.Function):
         size = info.batch_size
         ndim = x.ndim - (in_dims[0] is not None)
         results = Rows.apply(
-            _front(x, in_dims[0], size),
+            front(x, in_dims[0], size),
             _params_front(coefs, in_dims[1], size, ndim),
             _params_front(knots, in_dims[2], size, ndim),
-            _front(mask, in_dims[3], size),
+            front(mask, in_dims[3], size),
             dim + 1,
             kind,
         )
@@ -225,16 +225,16 @@ class RowsBackward(torch.autograd.Function):
         grad, x, saved, coefs, knots, mask, dim, kind, params_grad = args
         size = info.batch_size
         ndim = x.ndim - (in_dims[1] is not None)
-        saved = _front(saved, in_dims[2], size)
+        saved = front(saved, in_dims[2], size)
         if saved is not None and _saves(x, kind) == "stats":  # (2, rows): the mapped dim is one of the rows'
             saved = saved.transpose(0, 1).contiguous()
         grad_x, grad_coefs, grad_knots = RowsBackward.apply(
-            _front(grad, in_dims[0], size),
-            _front(x, in_dims[1], size),
+            front(grad, in_dims[0], size),
+            front(x, in_dims[1], size),
             saved,
             _params_front(coefs, in_dims[3], size, ndim),
             _params_front(knots, in_dims[4], size, ndim),
-            _front(mask, in_dims[5], size),
+            front(mask, in_dims[5], size),
             dim + 1,
             kind,
             params_grad,

@@ -39,11 +39,10 @@ def _reference(kind: int) -> Callable[..., Tensor]:
     return function
 
 
-def _front(t: Tensor | None, dim: int | None, size: int) -> Tensor | None:
-    """A tensor with the mapped dim in front, added if it has none."""
-    if t is None:
-        return None
-    return (t.unsqueeze(0).expand(size, *t.shape) if dim is None else t.movedim(dim, 0)).contiguous()
+def _mapped(info: Any, in_dims: tuple[Any, ...], tensors: list[Tensor | None]) -> list[Tensor | None]:
+    """Tensors with the mapped dim in front, as the operations want them."""
+    moved = [ops.front(t, dim, info.batch_size) for t, dim in zip(tensors, in_dims, strict=False)]
+    return [None if t is None else t.contiguous() for t in moved]
 
 
 class Entmax(torch.autograd.Function):
@@ -75,8 +74,7 @@ class Entmax(torch.autograd.Function):
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
         """The mapped dim is one more in front."""
         *tensors, kind = args
-        moved = [_front(t, dim, info.batch_size) for t, dim in zip(tensors, in_dims, strict=False)]
-        return Entmax.apply(*moved, kind), (0, 0)
+        return Entmax.apply(*_mapped(info, in_dims, tensors), kind), (0, 0)
 
 
 class EntmaxBackward(torch.autograd.Function):
@@ -116,8 +114,7 @@ class EntmaxBackward(torch.autograd.Function):
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int | None]]:
         """As for Entmax."""
         *tensors, kind, alpha_grad = args
-        moved = [_front(t, dim, info.batch_size) for t, dim in zip(tensors, in_dims, strict=False)]
-        return EntmaxBackward.apply(*moved, kind, alpha_grad), (0, 0 if alpha_grad else None)
+        return EntmaxBackward.apply(*_mapped(info, in_dims, tensors), kind, alpha_grad), (0, 0 if alpha_grad else None)
 
 
 def entmax(x: Tensor, kind: str, alpha: Tensor | None = None) -> Tensor:
