@@ -1240,3 +1240,34 @@ def test_moments_do_not_cancel() -> None:
     for own in values.split(100, 2):
         moments.update(own)
     check_values(moments, [values], 1e-9)
+
+
+def test_transformers_with_our_attention_in_its_interface() -> None:
+    from transformers import AttentionInterface, AttentionMaskInterface, GPT2Config, GPT2Model
+    from transformers.masking_utils import sdpa_mask
+
+    coefs, knots = multimax.from_paper(*multimax.presets["deit_small"][8])
+    kept: list[Tensor] = []
+
+    def own(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **_: Any) -> Any:
+        scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
+        causal = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+        kept.append(multimax.multimax(scores, coefs, knots, mask=causal))
+        out = multimax.multimax_attention(query, key, value, coefs, knots, is_causal=True)
+        return out.transpose(1, 2).contiguous(), None
+
+    AttentionInterface.register("own_multimax", own)
+    AttentionMaskInterface.register("own_multimax", sdpa_mask)
+    config = GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=99, bos_token_id=0, eos_token_id=0)
+    model = GPT2Model(config).eval()
+    model.set_attn_implementation("own_multimax")
+    ids = torch.randint(99, (2, 7))
+    with torch.no_grad():
+        plain = model(ids)[0]
+        kept.clear()
+        with metrics.collect(model, ("entropy",)) as found:
+            assert torch.equal(model(ids)[0], plain)
+    assert list(found) == ["h.0.attn", "h.1.attn"]
+    for name, weights in zip(found, kept, strict=True):
+        assert found[name].rows == 2 * 4 * 7
+        assert found[name]["entropy"].mean == pytest.approx(metrics.entropy(weights).mean().item(), rel=1e-5)
