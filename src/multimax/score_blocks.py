@@ -17,10 +17,10 @@ from multimax import observing, reference
 ELEMENTS = 2**21
 
 
-def query_slices(shape: tuple[int, ...]) -> Iterator[slice]:
+def query_slices(shape: tuple[int, ...], elements: int | None = None) -> Iterator[slice]:
     """The queries of scores of a shape (..., Lq, Lk), block by block."""
     *lead, queries, keys = shape
-    step = max(1, ELEMENTS // max(1, math.prod(lead) * keys))
+    step = max(1, (elements or ELEMENTS) // max(1, math.prod(lead) * keys))
     for first in range(0, queries, step):
         yield slice(first, min(first + step, queries))
 

@@ -22,6 +22,9 @@ from multimax.reweighting.registry import Reweighting, get
 from multimax.score_blocks import query_slices, takes_part, without_autocast
 
 Function = Callable[..., Tensor]
+# Scores in a block, unless told otherwise. Just over 32 MiB in float32: what is smaller, the C library takes from its
+# heap, which the blocks' results, in between, would keep from being used again.
+ELEMENTS = 2**23 + 2**16
 
 
 def function_of(reweight: str | Function) -> Function:
@@ -315,7 +318,7 @@ def attention(
     q, k, v = (t.to(dtype) for t in own[:3])
     shape = (*q.shape[:3], k.shape[2])
     if block is None:
-        slices = list(query_slices(shape))
+        slices = list(query_slices(shape, ELEMENTS))
     else:
         slices = [slice(first, min(first + block, shape[2])) for first in range(0, shape[2], block)]
     # a block's scores are not kept for the backward; torch.func's transforms do not know of such things
