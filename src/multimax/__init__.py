@@ -4,6 +4,7 @@ from importlib.metadata import version as _version
 
 from multimax import metrics, oversmoothing, reweighting
 from multimax.attention import merge_attention, multimax_attention, multimax_attention_varlen
+from multimax.convert import convert_, from_pretrained, revert_
 from multimax.counting import count
 from multimax.distributions import MultiMaxCategorical, gumbel_multimax
 from multimax.functional import log_multimax, modulate, multimax
@@ -25,8 +26,10 @@ __all__ = [
     "MultiMaxHead",
     "MultiheadAttention",
     "__version__",
+    "convert_",
     "count",
     "from_paper",
+    "from_pretrained",
     "from_published",
     "gumbel_multimax",
     "linear_multimax_cross_entropy",
@@ -40,6 +43,7 @@ __all__ = [
     "multimax_cross_entropy",
     "oversmoothing",
     "presets",
+    "revert_",
     "reweighting",
     "to_paper",
 ]

@@ -1,5 +1,7 @@
 """MultiMax as a module: it owns the parameters and calls the function."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -120,6 +122,10 @@ class MultiMax(nn.Module):
             on = torch.tensor([self.terms == "lower", self.terms == "upper"], dtype=coefs.dtype, device=coefs.device)
             coefs = coefs * on
         return coefs, knots
+
+    def settings(self) -> dict[str, Any]:
+        """What the module was made with, as plain data, but for the dim and the initial parameters."""
+        return {"order": self.order, "terms": self.terms, "heads": self.heads, "monotone": self.monotone}
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Weights of the shape of x; mask as for :func:`multimax.multimax`."""

@@ -160,6 +160,12 @@ class MultiheadAttention(nn.MultiheadAttention):
         """
         if is_causal and attn_mask is None:
             raise ValueError("multimax: expected an attn_mask beside is_causal=True, which is only a hint, as in torch")
+        for name, t in (("query", query), ("key", key), ("value", value)):
+            if t.is_nested:  # nn.TransformerEncoder's own doing, in evaluation
+                raise TypeError(
+                    f"multimax: expected {name} to be a dense tensor, got a nested one; make nn.TransformerEncoder "
+                    "with enable_nested_tensor=False"
+                )
         batched = query.dim() == 3
         if query.dim() not in (2, 3) or key.dim() != query.dim() or value.dim() != query.dim():
             raise ValueError(

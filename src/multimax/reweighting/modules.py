@@ -38,6 +38,10 @@ class Reweighter(nn.Module):
         """The function's options for an input of so many dims."""
         return {}
 
+    def settings(self) -> dict[str, Any]:
+        """What the module was made with, as plain data, but for the dim."""
+        return {}
+
     def function(self, ndim: int = 4, dim: int = -1) -> Reweighting:
         """The function with its present options: for attention scores, or for an input of ndim dims."""
         return get(self.reweighting_name, **self.options(ndim, dim))
@@ -118,6 +122,10 @@ class Softmax(Reweighter):
         own = self.temperature
         return {"temperature": _on_heads(own, ndim, dim) if isinstance(own, Tensor) else own}
 
+    def settings(self) -> dict[str, Any]:
+        """As given."""
+        return {"temperature": self.initial, **_learned(self.log_temperature)}
+
     def extra_repr(self) -> str:
         """The settings."""
         return _repr(_number("temperature", self.temperature), super().extra_repr())
@@ -195,6 +203,10 @@ class Entmax(Reweighter):
         own = self.alpha
         return {"alpha": _on_heads(own, ndim, dim) if isinstance(own, Tensor) else own}
 
+    def settings(self) -> dict[str, Any]:
+        """As given."""
+        return {"alpha": self.initial, "bounds": self.bounds, **_learned(self.shape)}
+
     def extra_repr(self) -> str:
         """The settings."""
         return _repr(_number("alpha", self.alpha), super().extra_repr())
@@ -213,6 +225,10 @@ class EvSoftmax(Reweighter):
         """The eps."""
         return {"eps": self.eps if self.training else 0.0}
 
+    def settings(self) -> dict[str, Any]:
+        """As given."""
+        return {"eps": self.eps}
+
     def extra_repr(self) -> str:
         """The settings."""
         return _repr(f"eps={self.eps:g}", super().extra_repr())
@@ -230,6 +246,10 @@ class Sparsehourglass(Reweighter):
 
     def options(self, ndim: int, dim: int) -> dict[str, Any]:
         """The q."""
+        return {"q": self.q}
+
+    def settings(self) -> dict[str, Any]:
+        """As given."""
         return {"q": self.q}
 
     def extra_repr(self) -> str:
@@ -251,9 +271,19 @@ class TopK(Reweighter):
         """The k."""
         return {"k": self.k}
 
+    def settings(self) -> dict[str, Any]:
+        """As given."""
+        return {"k": self.k}
+
     def extra_repr(self) -> str:
         """The settings."""
         return _repr(f"k={self.k}", super().extra_repr())
+
+
+def _learned(parameter: Tensor | None) -> dict[str, Any]:
+    """How a parameter was made, of one number or of one a head."""
+    heads = parameter.shape[0] if parameter is not None and parameter.ndim else None
+    return {"learn": parameter is not None, "heads": heads}
 
 
 def _number(name: str, value: Tensor | float) -> str:

@@ -93,6 +93,7 @@ class Attention(NamedTuple):
     causal: bool
     left: int
     right: int
+    softcap: float | None
 
     def keys(self, rows: slice) -> slice:
         """Outside of these no key takes part for these queries."""
@@ -122,6 +123,8 @@ class Attention(NamedTuple):
         if bias is not None:
             part = _both(part, takes_part(bias))
             x = x + bias.to(x.dtype)
+        if self.softcap is not None:
+            x = self.softcap * torch.tanh(x / self.softcap)
         mask = _cut(self.own.mask, rows, keys)
         if mask is not None and mask.dtype == torch.bool:
             part = _both(part, mask)
@@ -205,6 +208,7 @@ def attention(
     window: Window | None = ...,
     scale: float | None = ...,
     enable_gqa: bool = ...,
+    softcap: float | None = ...,
     attn_scale: Tensor | None = ...,
     return_weights: Literal[False] = ...,
     block: int | None = ...,
@@ -225,6 +229,7 @@ def attention(
     window: Window | None = ...,
     scale: float | None = ...,
     enable_gqa: bool = ...,
+    softcap: float | None = ...,
     attn_scale: Tensor | None = ...,
     return_weights: Literal[True],
     block: int | None = ...,
@@ -244,6 +249,7 @@ def attention(
     window: Window | None = None,
     scale: float | None = None,
     enable_gqa: bool = False,
+    softcap: float | None = None,
     attn_scale: Tensor | None = None,
     return_weights: bool = False,
     block: int | None = None,
@@ -270,6 +276,8 @@ def attention(
         window: as for :func:`multimax.multimax_attention`.
         scale: factor of the dot products, 1 / sqrt(D) unless given.
         enable_gqa: let H / Hkv consecutive query heads share a key head.
+        softcap: c > 0 keeps the scores within (-c, c), as c tanh(s / c), before the function and before the mask's
+            numbers. MultiMax and softmax are then computed in blocks, not fused.
         attn_scale: omega of AttnScale, () or (H,), see :func:`multimax.oversmoothing.attn_scale`.
         return_weights: also return the weights, (..., H, Lq, Lk): the whole matrix.
         block: how many queries to take at a time; by default some million scores.
@@ -293,7 +301,9 @@ def attention(
     if block is not None and (not isinstance(block, int) or isinstance(block, bool) or block < 1):
         raise ValueError(f"multimax: expected block to be an int of at least 1, got {block!r}")
     fused = None
-    if attn_scale is None and not return_weights and query.ndim > 1:
+    if softcap is not None:
+        checks.number_above("softcap", softcap, 0)
+    if attn_scale is None and softcap is None and not return_weights and query.ndim > 1:
         fused = _as_multimax(function, query.shape[-3] if query.ndim > 2 else 1, query)
     if fused is not None:
         with observing.as_order(_order(function)):
@@ -313,7 +323,7 @@ def attention(
     own = inputs(query, key, value, attn_mask, score_bias, enable_gqa)
     dropout_p = checks.number("dropout_p", dropout_p, 0, 1)
     bounds = checks.window_bounds(window)
-    call = Attention(own, function, attn_scale, dropout_p, scale_of(scale, own.query), is_causal, *bounds)
+    call = Attention(own, function, attn_scale, dropout_p, scale_of(scale, own.query), is_causal, *bounds, softcap)
     dtype = compute_dtype(own.query.dtype)
     q, k, v = (t.to(dtype) for t in own[:3])
     shape = (*q.shape[:3], k.shape[2])

@@ -1,0 +1,341 @@
+"""Another function in the place of softmax, in models as people have them."""
+
+import importlib
+import sys
+from collections.abc import Callable, Collection, Mapping
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from multimax import checks
+from multimax.convert import heads, verification
+from multimax.convert.functions import Recipe, from_description, name_of
+from multimax.convert.loading import softmax_if_missing
+from multimax.convert.report import Layer, Report
+from multimax.convert.sites import KINDS, Mark, Site, class_name, function_module, marked, set_mark
+
+# In this order: what one has found, the next leaves alone. A library that nobody has imported has made no model.
+LIBRARIES = ("transformers", "timm", "torch_nn")
+OUTPUT = "output"
+ROOT = "_multimax_root"  # on the module that convert_ was given
+WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "OptimizedModule", "DataParallel", "FSDPModule")
+
+
+def _library(name: str) -> ModuleType:
+    return importlib.import_module(f"multimax.convert.{name}")
+
+
+def _in_use() -> list[ModuleType]:
+    return [_library(name) for name in LIBRARIES if name == "torch_nn" or name in sys.modules]
+
+
+def _check_model(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"multimax: expected model to be an nn.Module, got {type(model).__name__}")
+    for name, module in model.named_modules():
+        for own in type(module).__mro__:
+            if own.__name__ in WRAPPERS and own.__module__.startswith("torch."):
+                where = f"{name!r} in {own.__name__}" if name else own.__name__
+                raise ValueError(
+                    f"multimax: expected a model that is not wrapped yet, got {where}; convert it first, then wrap it "
+                    "and give the new parameters to the optimizer"
+                )
+
+
+def _check_not_converted(model: nn.Module) -> None:
+    names = [name for name, _, _ in marked(model)]
+    if names:
+        raise ValueError(
+            f"multimax: expected a model that is not converted yet, got one with {', '.join(map(repr, names))} "
+            "converted; multimax.revert_(model) brings it back"
+        )
+
+
+def _check_not_shared(model: nn.Module, sites: Collection[Site]) -> None:
+    names: dict[int, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        names.setdefault(id(module), []).append(name)
+    for site in sites:
+        if len(names[id(site.module)]) > 1:
+            raise ValueError(
+                "multimax: expected attention modules in one place each, got one module as "
+                f"{', '.join(map(repr, names[id(site.module)]))}; give each place its own, by copy.deepcopy"
+            )
+
+
+def _all_sites(model: nn.Module, where: Collection[str], output: str | None) -> list[Site]:
+    found: dict[int, Site] = {}
+    for library in _in_use():
+        for site in library.sites(model):
+            found.setdefault(id(site.module), site)
+    if "output" in where:
+        for site in _output_sites(model, output):
+            found[id(site.module)] = site
+    return [site for site in found.values() if site.kind in where]
+
+
+def _output_sites(model: nn.Module, output: str | None) -> list[Site]:
+    if output is not None:
+        modules = dict(model.named_modules())
+        if output not in modules:
+            raise ValueError(f"multimax: expected output to be the full name of a layer, got {output!r}")
+        names = [output]
+    else:
+        names = []
+        for library in _in_use():
+            names = names or library.output_names(model)
+        if not names:
+            raise ValueError(
+                f"multimax: expected an output layer in {type(model).__name__}, got none that could be found; give the "
+                'full name of its last linear layer as output="..."'
+            )
+    found = []
+    for name in names:
+        module = model.get_submodule(name)
+        reason = heads.why_not(module)
+        for library in _in_use():
+            reason = reason or library.why_not_output(model, name)
+        found.append(Site(name, module, "output", OUTPUT, None, reason))
+    return found
+
+
+def _chosen(
+    sites: list[Site], layers: Collection[str] | None, filter_fn: Callable[[nn.Module, str], bool] | None
+) -> tuple[list[Site], list[Site]]:
+    """The sites that were asked for, and the others."""
+    if layers is not None:
+        if isinstance(layers, str) or not isinstance(layers, Collection) or not all(isinstance(n, str) for n in layers):
+            raise TypeError(f"multimax: expected layers to be several full names of layers, got {layers!r}")
+        for name in layers:
+            if not any(_within(site.name, name) for site in sites):
+                names = ", ".join(repr(site.name) for site in sites)
+                raise ValueError(f"multimax: expected layers out of, or around, {names}, got {name!r}")
+    chosen: list[Site] = []
+    others: list[Site] = []
+    for site in sites:
+        take = layers is None or any(_within(site.name, name) for name in layers)
+        take = take and (filter_fn is None or bool(filter_fn(site.module, site.name)))
+        (chosen if take else others).append(site)
+    if sites and not chosen:
+        raise ValueError(
+            "multimax: expected filter_fn(module, name) to be true for at least one of "
+            f"{', '.join(repr(site.name) for site in sites)}, got none"
+        )
+    return chosen, others
+
+
+def _within(name: str, outer: str) -> bool:
+    return name == outer or name.startswith(f"{outer}.")
+
+
+def _why_not(site: Site, recipe: Recipe) -> str | None:
+    """Why this function cannot stand in this site."""
+    if site.why_not:
+        return site.why_not
+    if site.kind == "output":
+        return recipe.why_not_output()
+    needed = recipe.heads
+    if site.heads is None and (recipe.per_head or needed is not None):
+        return "how many heads it has is not known"
+    if needed is not None and needed != site.heads:
+        return f"it has {site.heads} heads, and the parameters are for {needed}"
+    return None
+
+
+def _device_and_dtype(module: nn.Module, model: nn.Module) -> tuple[torch.device, torch.dtype]:
+    """Where a layer's new parameters belong. In half precision they would hardly move: they are float32 beside it."""
+    for own in (module, model):
+        parameter = next((p for p in own.parameters() if p.is_floating_point()), None)
+        if parameter is not None:
+            return parameter.device, torch.float64 if parameter.dtype == torch.float64 else torch.float32
+    return torch.device("cpu"), torch.get_default_dtype()
+
+
+def convert_(
+    model: nn.Module,
+    *,
+    where: Collection[str] = ("attention",),
+    reweight: str | nn.Module = "multimax",
+    order: int = 2,
+    per_head: bool = False,
+    init: str | tuple[Tensor, Tensor] = "identity",
+    layers: Collection[str] | None = None,
+    filter_fn: Callable[[nn.Module, str], bool] | None = None,
+    output: str | None = None,
+    strict: bool = True,
+    probe: Mapping[str, Any] | Tensor | None = None,
+) -> Report:
+    r"""Puts MultiMax, or another reweighting function, in the place of softmax in a model, in place.
+
+    .. math:: \operatorname{softmax}(x) \to \operatorname{softmax}(\sigma(x))
+
+    Models of torch.nn, transformers and timm, or any that are built from their attention modules: see docs/convert.md
+    for what is known to work. With ``init="identity"`` the converted model computes what it did before; training then
+    moves the new parameters, eight scalars a layer. Convert before the model is compiled, wrapped for distributed
+    training, or given to an optimizer.
+
+    The first forward checks that it came to every converted layer, and raises if it did not: an architecture that
+    computes softmax elsewhere is not left with it unnoticed. ``probe`` does so at once.
+
+    Args:
+        model: changed in place; its modules, weights and hooks stay the same objects.
+        where: "attention", "output", or both. In the output layer the logits are modulated, so that the model's own
+            loss, sampling and search work with MultiMax.
+        reweight: a name of :mod:`multimax.reweighting`, or one of its modules (``reweighting.TopK(8)``), of which every
+            layer gets a copy.
+        order: order of sigma, see :class:`MultiMax`.
+        per_head: parameters for each head of attention, not one set for all.
+        init: initial parameters, see :class:`MultiMax`.
+        layers: full names of the layers to convert, or of modules around them; all unless given.
+        filter_fn: called as ``filter_fn(module, name)``, true for layers to convert.
+        output: full name of the output layer, an ``nn.Linear``; found unless given in models of transformers and timm.
+        strict: raise if a layer cannot be converted. If false, such layers are left with softmax, and the report lists
+            them.
+        probe: an input, or a mapping of keyword arguments, for a forward without gradients that checks that all
+            converted layers are reached. If they are not, the model is left as it was.
+
+    Returns:
+        What was converted and what was left, layer by layer. On an error the model is as it was.
+
+    Example:
+        >>> import torch, multimax
+        >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2)
+        >>> x, before = torch.randn(2, 10, 32), model.eval()
+        >>> expected = model(x)
+        >>> report = multimax.convert_(model)
+        >>> report.parameters, [layer.name for layer in report]
+        (16, ['layers.0.self_attn', 'layers.1.self_attn'])
+        >>> torch.allclose(model(x), expected, atol=1e-6)
+        True
+    """
+    _check_model(model)
+    where = _checked_where(where)
+    recipe = Recipe(reweight, order, per_head, init)
+    _check_not_converted(model)
+    sites = _all_sites(model, where, output)
+    if not sites:
+        raise ValueError(
+            f"multimax: expected softmax attention in {type(model).__name__}, got none that could be found: "
+            "nn.MultiheadAttention, nn.Softmax, and the attention modules of transformers and timm are known"
+        )
+    chosen, others = _chosen(sites, layers, filter_fn)
+    _check_not_shared(model, chosen)
+    reasons = {site.name: reason for site in chosen if (reason := _why_not(site, recipe))}
+    if reasons and (strict or len(reasons) == len(chosen)):
+        words = "; ".join(f"{name!r}: {reason}" for name, reason in reasons.items())
+        remedy = "; strict=False leaves these with softmax" if len(reasons) < len(chosen) else ""
+        raise ValueError(f"multimax: expected layers that can be converted, got {words}{remedy}")
+    chosen = [site for site in chosen if site.name not in reasons]
+    functions = [recipe.make(site.heads) for site in chosen]
+    left = [Layer(s.name, s.kind, class_name(s.module), why_left="not asked for") for s in others]
+    left += [Layer(s.name, s.kind, class_name(s.module), why_left=reasons[s.name]) for s in sites if s.name in reasons]
+    return Report(_apply(model, chosen, functions, probe), tuple(left))
+
+
+def _apply(model: nn.Module, sites: list[Site], functions: list[nn.Module], probe: Any) -> tuple[Layer, ...]:
+    """Does what was planned, all of it or nothing."""
+    converted = []
+    model.__dict__[ROOT] = True
+    try:
+        for site, function in zip(sites, functions, strict=True):
+            converted.append(_attach(model, site, function))
+        for library in _in_use():
+            library.finish(model)
+        verification.expect(model)
+        if probe is not None:
+            verification.probe(model, probe)
+    except BaseException:
+        _revert_root(model, "")
+        raise
+    return tuple(converted)
+
+
+def convert_as_described(model: nn.Module, described: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
+    """Converts the layers that a configuration names: for each kind, what :func:`functions.describe` said by name."""
+    wanted = {name: description for kind in KINDS for name, description in described[kind].items()}
+    sites = {site.name: site for site in _all_sites(model, ("attention",), None)}
+    for name in described["output"]:
+        sites[name] = Site(name, model.get_submodule(name), "output", OUTPUT)
+    missing = [name for name in wanted if name not in sites]
+    if missing:
+        raise ValueError(
+            f"multimax: expected {', '.join(map(repr, missing))} in {type(model).__name__}, as the configuration says, "
+            "got no such layer that can be converted; load it as the class it was saved from"
+        )
+    functions = [from_description(description) for description in wanted.values()]
+    _apply(model, [sites[name] for name in wanted], functions, None)
+
+
+def _checked_where(where: object) -> tuple[str, ...]:
+    kinds = (where,) if isinstance(where, str) else where
+    if not isinstance(kinds, Collection) or not kinds:
+        raise TypeError(f"multimax: expected where to be some of {', '.join(map(repr, KINDS))}, got {where!r}")
+    for kind in kinds:
+        checks.choice("where", kind, KINDS)
+    return tuple(kinds)
+
+
+def _attach(model: nn.Module, site: Site, function: nn.Module) -> Layer:
+    device, dtype = _device_and_dtype(site.module, model)
+    function.to(device=device, dtype=dtype).train(site.module.training)
+    mark = Mark(site.library, site.kind, class_name(site.module))
+    function.register_load_state_dict_pre_hook(softmax_if_missing)
+    if site.library == OUTPUT:
+        heads.attach_head(site.module, function)
+        module = site.module
+    else:
+        module = _library(site.library).attach(model, site, function, mark)
+    set_mark(module, mark)
+    parameters = sum(p.numel() for p in function.parameters())
+    return Layer(site.name, site.kind, mark.was, str(function), parameters)
+
+
+def revert_(model: nn.Module) -> Report:
+    """Takes back :func:`convert_`: softmax again in every layer that it converted, in place.
+
+    Args:
+        model: a converted model, or one that contains converted modules.
+
+    Returns:
+        The layers that have softmax again.
+
+    Example:
+        >>> import torch, multimax
+        >>> model = torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+        >>> report = multimax.convert_(model)
+        >>> len(multimax.revert_(model))
+        1
+        >>> type(model.self_attn)
+        <class 'torch.nn.modules.activation.MultiheadAttention'>
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"multimax: expected model to be an nn.Module, got {type(model).__name__}")
+    roots = [(name, module) for name, module in model.named_modules() if module.__dict__.get(ROOT)]
+    if not roots and next(marked(model), None) is not None:
+        raise ValueError(
+            "multimax: expected the whole model that was converted, got a part of it; revert the whole, and convert it "
+            "again with layers= or filter_fn="
+        )
+    if not roots:
+        raise ValueError("multimax: expected a converted model, got one without converted layers")
+    return Report(tuple(layer for name, root in roots for layer in _revert_root(root, name)))
+
+
+def _revert_root(model: nn.Module, prefix: str) -> list[Layer]:
+    """Of the very module that was converted."""
+    verification.forget(model)
+    layers = []
+    for name, module, mark in list(marked(model)):
+        now = name_of(function_module(module) or module)  # type: ignore[arg-type]  # the softmax that was replaced
+        if mark.library == OUTPUT:
+            heads.detach_head(module)
+        else:
+            _library(mark.library).detach(model, name, module)
+        set_mark(module, None)
+        layers.append(Layer(f"{prefix}.{name}".strip("."), mark.kind, now, mark.was))
+    del model.__dict__[ROOT]
+    for library in _in_use():
+        library.finish(model)
+    return layers

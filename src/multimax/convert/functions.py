@@ -1,0 +1,104 @@
+"""The reweighting module that a converted layer gets, and the same as plain data, for saving."""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from multimax import checks
+from multimax.modules import MultiMax
+from multimax.reweighting import module, names
+from multimax.reweighting.modules import Reweighter
+
+
+class Recipe:
+    """How to make the reweighting module of a layer.
+
+    Args:
+        reweight: a name of :mod:`multimax.reweighting`, or one of its modules, which is copied for every layer.
+        order: order of sigma, for the name "multimax".
+        per_head: parameters for each head, for the name "multimax".
+        init: initial parameters, for the name "multimax".
+    """
+
+    def __init__(
+        self,
+        reweight: str | nn.Module,
+        order: int = 2,
+        per_head: bool = False,
+        init: str | tuple[Tensor, Tensor] = "identity",
+    ) -> None:
+        if not isinstance(reweight, (str, MultiMax, Reweighter)):
+            raise TypeError(
+                "multimax: expected reweight to be a name or a module of multimax.reweighting, got "
+                f"{reweight if isinstance(reweight, type) else type(reweight).__name__}"
+            )
+        self.per_head = per_head
+        self.prototype: MultiMax | Reweighter
+        if reweight == "multimax":
+            heads = None if isinstance(init, str) or init[0].ndim < 3 else init[0].shape[0]
+            self.prototype = MultiMax(order, init=init, heads=heads)
+            return
+        if isinstance(reweight, str):
+            checks.choice("reweight", reweight, names())
+        if not isinstance(init, str) or (order, per_head, init) != (2, False, "identity"):
+            raise ValueError(
+                "multimax: expected order, per_head and init with reweight='multimax' only, got them with "
+                f"{reweight!r}; give a module with the options it takes"
+            )
+        made = module(reweight) if isinstance(reweight, str) else reweight
+        assert isinstance(made, MultiMax | Reweighter)
+        self.prototype = made
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return name_of(self.prototype)
+
+    @property
+    def heads(self) -> int | None:
+        """How many heads a layer must have; None for any number."""
+        own: int | None = self.prototype.settings().get("heads")
+        return own
+
+    def make(self, heads: int | None) -> nn.Module:
+        """The module for a layer of so many heads."""
+        if self.per_head and self.heads is None:
+            own = self.prototype
+            assert isinstance(own, MultiMax)
+            return MultiMax(own.order, init=own.init, heads=heads)
+        return copy.deepcopy(self.prototype)
+
+    def why_not_output(self) -> str | None:
+        """Why the function cannot stand in the output layer, after which the model itself computes softmax."""
+        if self.per_head or self.heads is not None:
+            return "an output layer has no heads"
+        if self.name in ("multimax", "softmax"):
+            return None
+        return (
+            f"{self.name} of logits is not the softmax of other logits, and the model's own loss is that of softmax; "
+            "train with a loss of multimax.reweighting instead"
+        )
+
+
+def name_of(function: MultiMax | Reweighter) -> str:
+    """The name of a reweighting module's function."""
+    return "multimax" if isinstance(function, MultiMax) else function.reweighting_name
+
+
+def describe(function: MultiMax | Reweighter) -> dict[str, Any]:
+    """A reweighting module without its parameters, as plain data."""
+    return {"name": name_of(function), **function.settings()}
+
+
+def from_description(description: Mapping[str, Any]) -> nn.Module:
+    """The module that :func:`describe` described, with initial parameters."""
+    options = dict(description)
+    name = options.pop("name", None)
+    checks.choice("the name of a reweighting function", name, names())
+    if name == "multimax":
+        options["init"] = "identity"
+    if "bounds" in options:
+        options["bounds"] = tuple(options["bounds"])  # lists, after a file of JSON
+    return module(name, **options)

@@ -1,0 +1,68 @@
+"""The linear layer at a model's end: its logits through sigma, or divided by a temperature."""
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from multimax.loss_modules import MultiMaxHead
+from multimax.modules import MultiMax
+from multimax.reweighting import Softmax
+
+
+class TemperatureHead(nn.Linear):
+    r"""A linear layer whose logits are divided by a temperature, so that their softmax is softmax at it.
+
+    .. math:: \operatorname{head}(h) = (h W^\top + \beta) / T
+
+    The state_dict is that of ``nn.Linear``, and ``reweight.log_temperature`` beside if the temperature is trained.
+
+    Args:
+        in_features: entries of a hidden state.
+        out_features: classes.
+        bias: whether the layer has one.
+        reweight: the softmax with its temperature.
+        options: device and dtype.
+
+    Shape:
+        input (..., in_features), output (..., out_features).
+
+    Example:
+        >>> import torch
+        >>> from multimax import reweighting
+        >>> from multimax.convert.heads import TemperatureHead
+        >>> TemperatureHead(16, 10, reweight=reweighting.Softmax(2.0, learn=True))(torch.randn(4, 16)).shape
+        torch.Size([4, 10])
+    """
+
+    reweight: Softmax
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = True, *, reweight: Softmax, **options: Any
+    ) -> None:
+        super().__init__(in_features, out_features, bias, **options)
+        self.reweight = reweight
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Logits over the temperature."""
+        return F.linear(input, self.weight, self.bias) / self.reweight.temperature
+
+
+def why_not(module: nn.Module) -> str | None:
+    """Why a layer cannot be a converted head; None if it can."""
+    if type(module) is not nn.Linear:
+        return f"the output layer has to be exactly nn.Linear, and is {type(module).__name__}"
+    return None
+
+
+def attach_head(module: nn.Module, function: nn.Module) -> None:
+    """Makes a linear layer a head with this function, in place: the same object, weight and bias."""
+    is_multimax = isinstance(function, MultiMax)
+    module.__class__ = MultiMaxHead if is_multimax else TemperatureHead
+    module.add_module("multimax" if is_multimax else "reweight", function)
+
+
+def detach_head(module: nn.Module) -> None:
+    """Makes it a linear layer again."""
+    del module._modules["multimax" if isinstance(module, MultiMaxHead) else "reweight"]
+    module.__class__ = nn.Linear

@@ -1,0 +1,131 @@
+"""Converted models of transformers from what ``save_pretrained`` wrote."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from multimax.convert.conversion import convert_as_described
+from multimax.convert.sites import KINDS, marked
+
+HUB = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
+
+
+def from_pretrained(cls: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
+    """A converted model of transformers as it was saved: ``cls.from_pretrained`` with the conversion done again.
+
+    ``model.save_pretrained(path)`` of a converted model writes which layers were converted, and how, into the
+    configuration, and the parameters beside the weights. Plain ``cls.from_pretrained(path)`` raises on such a folder:
+    its configuration asks for the attention implementation "multimax", which transformers does not have.
+
+    Args:
+        cls: a class of transformers, such as ``AutoModelForCausalLM`` or ``BertModel``.
+        path: the folder, or a name on the hub.
+        args: passed on.
+        kwargs: passed on, such as ``dtype`` or ``device_map``. ``attn_implementation`` is what layers without MultiMax
+            get back when the model is reverted.
+
+    Returns:
+        The model, in evaluation mode; with ``output_loading_info=True`` also what transformers says of the loading.
+
+    Example:
+        >>> import tempfile, multimax
+        >>> from transformers import AutoModel, BertConfig, BertModel
+        >>> model = BertModel(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, vocab_size=99))
+        >>> report = multimax.convert_(model)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     model.save_pretrained(folder)
+        ...     again = multimax.from_pretrained(AutoModel, folder)
+        >>> again.encoder.layer[0].attention.self.multimax
+        MultiMax(order=2, t_b=[1, 1], t_d=[1, 1], b=[-0.5, -1], d=[0.5, 1])
+    """
+    from transformers import AutoConfig
+
+    from multimax.convert import transformers as ours
+
+    config = kwargs.pop("config", None)
+    if config is None:
+        hub = {name: kwargs[name] for name in (*HUB, "trust_remote_code") if name in kwargs}
+        config = AutoConfig.from_pretrained(path, **hub)
+    described = getattr(config, "multimax", None)
+    if described is None:
+        raise ValueError(
+            f"multimax: expected {str(path)!r} to hold a converted model, got a configuration without 'multimax'; load "
+            f"it with {cls.__name__}.from_pretrained and convert it with multimax.convert_"
+        )
+    _check(described, ours.VERSION)
+    concrete = _concrete(cls, config)
+    ours.forget_settings(config)
+    config._attn_implementation = kwargs.pop("attn_implementation", None)
+    wants_info = kwargs.pop("output_loading_info", False)
+
+    def init(self: nn.Module, config: Any, *args: Any, **kwargs: Any) -> None:
+        concrete.__init__(self, config, *args, **kwargs)
+        convert_as_described(self, _for(self, described))
+
+    # The layers have to be there before the weights are loaded, since transformers has its own names for them in files.
+    # To all who look, this is the class itself.
+    keep = set(getattr(concrete, "_keep_in_fp32_modules_strict", None) or ()) | {"multimax", "reweight"}
+    body = {"__init__": init, "__module__": concrete.__module__, "__qualname__": concrete.__qualname__}
+    loading: Any = type(concrete.__name__, (concrete,), {**body, "_keep_in_fp32_modules_strict": keep})
+    model, info = loading.from_pretrained(path, *args, config=config, output_loading_info=True, **kwargs)
+    model.__class__ = concrete
+    own = {name for name, _ in model.named_parameters()} & _own_parameters(model)
+    missing = sorted(own & set(info["missing_keys"]))
+    if missing:
+        raise ValueError(f"multimax: expected {', '.join(missing)} in the weights of {str(path)!r}, got none")
+    return (model, info) if wants_info else model
+
+
+def _check(described: object, version: int) -> None:
+    """What a file says may be anything."""
+    if not isinstance(described, Mapping) or described.get("version") != version:
+        got = described.get("version") if isinstance(described, Mapping) else described
+        raise ValueError(f"multimax: expected 'multimax' of version {version} in the configuration, got {got!r}")
+    for kind in KINDS:
+        layers = described.get(kind)
+        if not isinstance(layers, Mapping) or not all(isinstance(own, Mapping) for own in layers.values()):
+            raise ValueError(
+                f"multimax: expected 'multimax' in the configuration to name {kind} layers, got {layers!r}"
+            )
+
+
+def _concrete(cls: Any, config: Any) -> Any:
+    """The class that an Auto class stands for."""
+    mapping = getattr(cls, "_model_mapping", None)
+    if mapping is None:
+        return cls
+    if type(config) not in mapping:
+        raise ValueError(f"multimax: expected a class for {type(config).__name__}, got {cls.__name__}")
+    found = mapping[type(config)]
+    if not isinstance(found, (list, tuple)):
+        return found
+    named = [own for own in found if own.__name__ in (config.architectures or ())]
+    return (named or list(found))[0]
+
+
+def _for(model: Any, described: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The description with the names that the layers have in this model: a model without its head, or with one, has
+    others. A head that is not there has no softmax."""
+    modules = dict(model.named_modules())
+    prefix = f"{model.base_model_prefix}."
+
+    def renamed(name: str) -> str:
+        for own in (name, name.removeprefix(prefix), prefix + name):
+            if own in modules:
+                return own
+        return name
+
+    result = {kind: {renamed(name): own for name, own in described[kind].items()} for kind in KINDS}
+    result["output"] = {name: own for name, own in result["output"].items() if name in modules}
+    return result
+
+
+def _own_parameters(model: nn.Module) -> set[str]:
+    return {
+        f"{name}.{child}.{parameter}"
+        for name, module, _ in marked(model)
+        for child in ("multimax", "reweight")
+        if child in module._modules
+        for parameter, _ in module._modules[child].named_parameters()  # type: ignore[union-attr]
+    }

@@ -1,0 +1,89 @@
+"""A place where a model has softmax, and what is said of it once it is converted."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+KINDS = ("attention", "output")
+MARK = "_multimax_mark"
+OWN = ("multimax", "reweight")  # what the child with the parameters is called in its layer
+
+
+@dataclass(frozen=True)
+class Site:
+    """A module with softmax in it, or after it.
+
+    Args:
+        name: full name in the model.
+        module: the module.
+        kind: "attention" or "output".
+        library: the file of this package that converts it.
+        heads: number of attention heads, if known.
+        why_not: why it cannot be converted; None if it can.
+    """
+
+    name: str
+    module: nn.Module
+    kind: str
+    library: str
+    heads: int | None = None
+    why_not: str | None = None
+
+
+@dataclass
+class Mark:
+    """What a converted module carries.
+
+    Args:
+        library: the file of this package that converted it.
+        kind: "attention" or "output".
+        was: what it was, in words.
+        before: what its library needs to bring it back.
+        reached: whether a forward has come to its reweighting function.
+    """
+
+    library: str
+    kind: str
+    was: str
+    before: dict[str, Any] = field(default_factory=dict)
+    reached: bool = False
+
+
+def mark_of(module: nn.Module) -> Mark | None:
+    """The module's mark; None if it is not converted."""
+    mark: Mark | None = module.__dict__.get(MARK)
+    return mark
+
+
+def set_mark(module: nn.Module, mark: Mark | None) -> None:
+    """Marks a module as converted, or takes the mark away."""
+    if mark is None:
+        module.__dict__.pop(MARK, None)
+    else:
+        module.__dict__[MARK] = mark
+
+
+def marked(model: nn.Module) -> Iterator[tuple[str, nn.Module, Mark]]:
+    """The converted modules of a model, with full names."""
+    for name, module in model.named_modules():
+        mark = mark_of(module)
+        if mark is not None:
+            yield name, module, mark
+
+
+def function_module(module: nn.Module) -> nn.Module | None:
+    """The child with the reweighting function and its parameters."""
+    for name in OWN:
+        child = module._modules.get(name)
+        if child is not None:
+            return child
+    return None
+
+
+def class_name(module: nn.Module) -> str:
+    """The class with the library it is from: ``torch.nn.Linear``, ``transformers.BertSelfAttention``."""
+    own = type(module)
+    library = own.__module__.split(".")[0]
+    return f"torch.nn.{own.__name__}" if own.__module__.startswith("torch.nn.") else f"{library}.{own.__name__}"

@@ -1,0 +1,299 @@
+"""Models of Hugging Face transformers, through its attention and mask interfaces.
+
+Shapes: B batches, H query heads, Hkv key heads, Lq queries, Lk keys, D entries a head.
+"""
+
+import copy
+import inspect
+import re
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.utils import output_capturing
+
+from multimax import reweighting
+from multimax.attention import multimax_attention
+from multimax.convert.functions import describe
+from multimax.convert.sites import MARK, Mark, Site, function_module, marked
+from multimax.modules import MultiMax
+
+LIBRARY = "transformers"
+NAME = "multimax"  # of the attention implementation
+BEFORE = "_multimax_attn_before"  # a module's attention implementation before
+LEFT = "_multimax_left"  # on attention modules that stay with softmax in a converted model
+VERSION = 1  # of what is written into a configuration
+
+HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
+# Attention modules that add a bias of their own to the mask: the bias is part of the score, the rest is a mask.
+BIAS_IN_MASK: dict[str, Callable[[Any], Tensor]] = {
+    "SwinAttention": lambda module: module.relative_position_bias(),
+}
+CLASSIFIERS = ("classifier", "score", "qa_outputs", "classification_head", "cls_classifier", "distillation_classifier")
+# Settings of models that change the logits after the output layer, which would then come after sigma.
+AFTER_HEAD = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+
+
+def _calls_interface(module: nn.Module) -> bool:
+    """Whether a module gets its attention function from the interface."""
+    return _asks(type(module).forward)
+
+
+@cache
+def _asks(forward: Callable[..., Any]) -> bool:
+    try:
+        return "get_interface(" in inspect.getsource(inspect.unwrap(forward))
+    except (OSError, TypeError):
+        return False
+
+
+def _heads(module: nn.Module) -> int | None:
+    for holder in (module, getattr(module, "config", None)):
+        for name in HEADS:
+            value = getattr(holder, name, None)
+            if isinstance(value, int):
+                return value
+    return None
+
+
+def sites(model: nn.Module) -> list[Site]:
+    """Attention modules that use the interface, and those that look like attention and do not."""
+    if not any(type(module).__module__.startswith("transformers.") for module in model.modules()):
+        return []
+    modules = dict(model.named_modules())
+    using = {name: module for name, module in modules.items() if _calls_interface(module)}
+    found = [Site(name, module, "attention", LIBRARY, _heads(module)) for name, module in using.items()]
+    for name, module in modules.items():
+        own = type(module)
+        if not own.__module__.startswith("transformers.") or not re.search("Attention|Attn", own.__name__):
+            continue
+        inside = any(_part(name, other) or _part(other, name) for other in using)
+        torch_own = any(isinstance(m, nn.MultiheadAttention) for m in module.modules())
+        deeper = any(re.search("Attention|Attn", type(m).__name__) for m in module.modules() if m is not module)
+        if not inside and not torch_own and not deeper and next(module.parameters(), None) is not None:
+            why_not = f"{own.__name__} does not use transformers' attention interface"
+            found.append(Site(name, module, "attention", LIBRARY, None, why_not))
+    return found
+
+
+def _part(name: str, outer: str) -> bool:
+    return name == outer or name.startswith(f"{outer}.") or outer == ""
+
+
+def output_names(model: nn.Module) -> list[str]:
+    """The layer, or layers, that give the logits."""
+    if not isinstance(model, PreTrainedModel):
+        return []
+    names = {id(module): name for name, module in model.named_modules()}
+    head = model.get_output_embeddings()
+    if head is not None and id(head) in names:
+        return [names[id(head)]]
+    found = []
+    for name in CLASSIFIERS:
+        module = model._modules.get(name)
+        if module is not None:  # the last linear layer of a head with several
+            linears = [own for own, m in module.named_modules(prefix=name) if isinstance(m, nn.Linear)]
+            found += linears[-1:]
+    return found
+
+
+def why_not_output(model: nn.Module, name: str) -> str | None:
+    """Why logits of this model cannot be modulated in this layer."""
+    config = getattr(model, "config", None)
+    for setting in AFTER_HEAD:
+        value = getattr(config, setting, None)
+        if isinstance(model, PreTrainedModel) and value is not None and value != 1:
+            return f"{type(model).__name__} changes the logits after it ({setting}={value}), and sigma must come last"
+    return None
+
+
+def attach(model: nn.Module, site: Site, function: nn.Module, mark: Mark) -> nn.Module:
+    """Gives the attention module the function as a child; the attention function finds it there."""
+    site.module.add_module("multimax" if isinstance(function, MultiMax) else "reweight", function)
+    return site.module
+
+
+def detach(model: nn.Module, name: str, module: nn.Module) -> None:
+    """Takes the child away."""
+    for child in ("multimax", "reweight"):
+        module._modules.pop(child, None)
+
+
+def finish(model: nn.Module) -> None:
+    """Sets the attention implementation of the model's configurations, or brings back the one before.
+
+    The configurations become the model's own: others made from the same objects keep theirs.
+    """
+    found = [(name, module, mark) for name, module, mark in marked(model)]
+    if not any(mark.library == LIBRARY for _, _, mark in found) and not isinstance(model, PreTrainedModel):
+        found = []
+    if found:
+        _switch_on(model)
+        if isinstance(model, PreTrainedModel):
+            model.config.multimax = {"version": VERSION} | {
+                kind: {name: describe(function_module(m)) for name, m, mark in found if mark.kind == kind}  # type: ignore[arg-type]
+                for kind in ("attention", "output")
+            }
+            # with this in its file, plain from_pretrained refuses it
+            model.config.attn_implementation = NAME
+    else:
+        _switch_off(model)
+
+
+def _holders(model: nn.Module) -> list[nn.Module]:
+    """Modules whose configuration says which attention runs: those that call it and the models around them."""
+    names = [name for name, module in model.named_modules() if _calls_interface(module)]
+    return [
+        module
+        for name, module in model.named_modules()
+        if hasattr(getattr(module, "config", None), "_attn_implementation") and any(_part(own, name) for own in names)
+    ]
+
+
+def _switch_on(model: nn.Module) -> None:
+    own: dict[int, Any] = {}
+    holders = _holders(model)
+    before = [module.config._attn_implementation for module in holders]  # type: ignore[union-attr]
+    replaced = {id(module.config) for module in holders}
+    for module in model.modules():
+        if id(getattr(module, "config", None)) in replaced:
+            module.config = copy.deepcopy(module.config, own)
+    for module, name in zip(holders, before, strict=True):
+        module.__dict__[BEFORE] = name
+        module.config._attn_implementation_internal = NAME  # type: ignore[union-attr]
+        if _calls_interface(module) and getattr(module, MARK, None) is None:
+            module.__dict__[LEFT] = True
+
+
+def _switch_off(model: nn.Module) -> None:
+    for module in model.modules():
+        module.__dict__.pop(LEFT, None)
+        if BEFORE in module.__dict__:
+            module.config._attn_implementation_internal = module.__dict__.pop(BEFORE)  # type: ignore[union-attr]
+    if isinstance(model, PreTrainedModel):
+        forget_settings(model.config)
+
+
+def forget_settings(config: Any) -> None:
+    """Takes out of a configuration what says that a model is converted."""
+    for setting in ("multimax", "attn_implementation"):
+        config.__dict__.pop(setting, None)
+
+
+def _weights_wanted(kwargs: dict[str, Any]) -> bool:
+    if kwargs.get("output_attentions"):
+        return True
+    collected = output_capturing._active_collector.get()
+    return collected is not None and any("attentions" in key for key in collected)
+
+
+def attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """What transformers' attention modules call: attention with the function that the module carries.
+
+    Args:
+        module: the attention module.
+        query: (B, H, Lq, D).
+        key: (B, Hkv, Lk, D).
+        value: (B, Hkv, Lk, D).
+        attention_mask: boolean, or numbers, where the dtype's lowest is a key that takes no part; None for all keys,
+            or for causal attention if the module is causal.
+        scaling: factor of the dot products.
+        dropout: probability with which a weight is dropped.
+        is_causal: in the place of the module's own.
+        position_bias: part of the score.
+        softcap: bound of the scores, by a tangent.
+        s_aux: (H,), the attention sinks: a score a head that takes part in the sum and has no value.
+        kwargs: what transformers passes besides.
+
+    Returns:
+        (B, Lq, H, D), and the weights if they were asked for, else None.
+    """
+    mark = getattr(module, MARK, None)
+    if mark is None and not getattr(module, LEFT, False):
+        raise RuntimeError(
+            f"multimax: expected {type(module).__name__} to be converted, got one without parameters, in a model whose "
+            "configuration asks for MultiMax; load it with multimax.from_pretrained, or convert it with "
+            "multimax.convert_ after setting its attn_implementation back"
+        )
+    if kwargs.get("cache") is not None:
+        raise NotImplementedError("multimax: expected an ordinary cache, got a paged one, which is not supported")
+    if mark is not None and not torch.compiler.is_compiling():
+        mark.reached = True
+    queries, keys = query.shape[2], key.shape[2]
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    causal = queries > 1 and attention_mask is None and causal
+    if position_bias is not None:
+        position_bias = position_bias[..., -queries:, :keys]
+    bias_of = BIAS_IN_MASK.get(type(module).__name__)
+    if bias_of is not None and attention_mask is not None:
+        position_bias = bias_of(module).to(attention_mask.dtype)
+        attention_mask = (attention_mask - position_bias).detach()
+    wanted = _weights_wanted(kwargs)
+    function = function_module(module)
+    options: dict[str, Any] = {
+        "attn_mask": attention_mask,
+        "score_bias": position_bias,
+        "dropout_p": dropout,
+        "is_causal": causal,
+        "scale": scaling,
+        "enable_gqa": query.shape[1] != key.shape[1],
+    }
+    weights = None
+    if s_aux is not None:
+        if softcap is not None:
+            raise NotImplementedError("multimax: expected attention sinks or a softcap, got both")
+        out, weights = _with_sinks(function, query, key, value, s_aux, wanted, options)
+    elif wanted:
+        out, weights = reweighting.attention(
+            query, key, value, reweight=function or "softmax", softcap=softcap, return_weights=True, **options
+        )
+    else:
+        out = reweighting.attention(query, key, value, reweight=function or "softmax", softcap=softcap, **options)
+    return out.transpose(1, 2).contiguous(), weights
+
+
+def _with_sinks(
+    function: nn.Module | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sinks: Tensor,
+    wanted: bool,
+    options: dict[str, Any],
+) -> tuple[Tensor, Tensor | None]:
+    """A sink adds its exponential to each row's sum: all weights shrink by one factor, which the log-sum gives."""
+    if not isinstance(function, MultiMax | None):
+        raise NotImplementedError(
+            f"multimax: expected MultiMax or softmax in a model with attention sinks, got {type(function).__name__}"
+        )
+    coefs, knots = query.new_zeros(2, 1, 2) if function is None else function.parameters_in_use()
+    out, lse = multimax_attention(query, key, value, coefs, knots, return_lse=True, **options)
+    kept = torch.sigmoid(lse - sinks.reshape(-1, 1)).to(out.dtype)[..., None]  # (B, H, Lq, 1)
+    if not wanted:
+        return out * kept, None
+    out, weights = reweighting.attention(
+        query, key, value, reweight=function or "softmax", return_weights=True, **options
+    )
+    return out * kept, weights * kept
+
+
+AttentionInterface.register(NAME, attention_forward)
+# what a boolean mask, or None for causal, says is what attention_forward expects
+AttentionMaskInterface.register(NAME, sdpa_mask)
