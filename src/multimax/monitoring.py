@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
@@ -21,11 +22,12 @@ from multimax.monotonicity import least_slope
 from multimax.multihead import OWN
 from multimax.oversmoothing import AttnScale
 from multimax.reweighting.modules import Entmax, Softmax
-from multimax.training import reweighting_modules
+from multimax.training import output_linear, reweighting_modules
 
 SYMBOLS = ("t_b", "t_d", "b", "d")
 LEARNED: dict[type[nn.Module], str] = {Softmax: "temperature", Entmax: "alpha", AttnScale: "omega"}
-SCORES = (-10.0, 10.0)  # where scores cannot be seen, as in the output layer
+SCORES = (-10.0, 10.0)  # where scores cannot be seen
+ROWS = 64  # whose logits are computed for the range of an output layer
 ROUNDING = 1e-5  # a slope that is this little below 0 is none
 Log = Callable[[dict[str, float], int], object]
 
@@ -107,6 +109,9 @@ class _Ranges:
                     parent = self.model.get_submodule(name.rpartition(".")[0])
                     hooks.callback(parent.register_forward_pre_hook(self._begin(name)).remove)
                     hooks.callback(parent.register_forward_hook(self._end, always_call=True).remove)
+                    if (linear := output_linear(parent)) is not None:
+                        # before it, since a sharded weight is only whole until after it
+                        hooks.callback(parent.register_forward_pre_hook(self._logits(name, linear)).remove)
             hooks.enter_context(observing.observe(self._observe))
             yield
 
@@ -135,6 +140,17 @@ class _Ranges:
 
         return hook
 
+    def _logits(self, name: str, linear: nn.Linear) -> Callable[..., None]:
+        """The hook of an output layer, which may never hold its logits."""
+
+        @torch.no_grad()
+        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+            if args and isinstance(args[0], Tensor):
+                rows = args[0].detach().reshape(-1, linear.in_features)[:ROWS]
+                self._add(name, F.linear(rows, linear.weight, linear.bias))
+
+        return hook
+
     def _add(self, name: str, scores: Tensor) -> None:
         scores = scores[scores.isfinite()]
         if scores.numel():
@@ -158,8 +174,8 @@ class Monitor:
     it also warns, once for each layer and cause, where
 
     - sigma falls somewhere in the range of scores that the layer has seen in this step, so that a larger score gets
-      less weight (:func:`multimax.monotonicity.least_slope`, exact for any order). Where scores cannot be seen, as in
-      the output layer, or no measures are taken, the range is [-10, 10];
+      less weight (:func:`multimax.monotonicity.least_slope`, exact for any order). In an output layer
+      they are the logits of the first rows; where none can be seen, the range is [-10, 10];
     - a stored parameter is not finite, or beyond ``limit``.
 
     What the model computes, its gradients and its random numbers stay what they are. On all other steps nothing is
@@ -235,7 +251,8 @@ class Monitor:
         self._warned.add((layer, cause))
 
     def _no_measures(self, error: ValueError) -> None:
-        self._warn("", "measures", f"{error} (multimax.Monitor goes on without measures)")
+        if self.measures:
+            self._warn("", "measures", f"{error} (multimax.Monitor goes on without measures)")
         self.measures, self._found = (), None
 
     def __enter__(self) -> "Monitor":
@@ -245,14 +262,14 @@ class Monitor:
         if self.step % self.every == 0:
             self._hooks = ExitStack()
             self._ranges = _Ranges({n: m for n, m in self.modules.items() if isinstance(m, MultiMax)}, self.model)
-            if self.measures:
-                try:
-                    _watchable(self.wrapped)
+            try:
+                _watchable(self.wrapped)
+                if self.measures:
                     self._found = self._hooks.enter_context(collect(self.model, self.measures))
-                except ValueError as error:
-                    self._no_measures(error)
-            if self.measures and self.score_range is None:
-                self._hooks.enter_context(self._ranges.watch())
+                if self.score_range is None:
+                    self._hooks.enter_context(self._ranges.watch())
+            except ValueError as error:
+                self._no_measures(error)
         return self
 
     def __exit__(

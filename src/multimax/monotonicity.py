@@ -87,5 +87,5 @@ def least_slope(coefs: Tensor, knots: Tensor, low: float, high: float) -> tuple[
         slope = _slope(c, k, left, (left + right) / 2)
         # a point that is no minimum does no harm, so that roots need not be told apart from nearly real ones
         for t in [0.0, right - left, *(own for own in _turns(slope) if 0 < own < right - left)]:
-            least = min(least, (_value(slope, t), left + t))
+            least = min(least, (_value(slope, t), min(left + t, right)))
     return least

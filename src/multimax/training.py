@@ -122,16 +122,20 @@ def param_groups(
     ]
 
 
+def output_linear(parent: nn.Module) -> nn.Linear | None:
+    """The linear layer of an output layer that holds a reweighting module: itself, or the one called ``linear``."""
+    linear = parent if isinstance(parent, nn.Linear) else getattr(parent, "linear", None)
+    return linear if isinstance(linear, nn.Linear) else None
+
+
 def _classes(model: nn.Module) -> dict[nn.Parameter, int]:
-    """The number of classes for each parameter of an output layer: of a MultiMax that a linear layer holds, or that
-    stands beside one called ``linear``."""
+    """The number of classes for each reweighting parameter of an output layer."""
     found = {}
     for name, module in reweighting_modules(model):
         if not name or isinstance(module, AttnScale):
             continue
-        parent = model.get_submodule(name.rpartition(".")[0])
-        linear = parent if isinstance(parent, nn.Linear) else getattr(parent, "linear", None)
-        if isinstance(linear, nn.Linear):
+        linear = output_linear(model.get_submodule(name.rpartition(".")[0]))
+        if linear is not None:
             found.update(dict.fromkeys(module.parameters(), linear.out_features))
     return found
 

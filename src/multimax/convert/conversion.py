@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from multimax import checks
 from multimax.convert import heads, verification
 from multimax.convert.functions import Recipe, from_description, name_of
-from multimax.convert.loading import softmax_if_missing
+from multimax.convert.loading import allow_softmax, forbid_softmax
 from multimax.convert.report import Layer, Report
 from multimax.convert.sites import KINDS, Mark, Site, class_name, function_module, marked, set_mark
 
@@ -281,15 +281,20 @@ def _attach(model: nn.Module, site: Site, function: nn.Module) -> Layer:
     device, dtype = _device_and_dtype(site.module, model)
     function.to(device=device, dtype=dtype).train(site.module.training)
     mark = Mark(site.library, site.kind, class_name(site.module))
-    function.register_load_state_dict_pre_hook(softmax_if_missing)
     if site.library == OUTPUT:
         heads.attach_head(site.module, function)
         module = site.module
     else:
         module = _library(site.library).attach(model, site, function, mark)
     set_mark(module, mark)
+    allow_softmax(_holder(model, site.name, module))
     parameters = sum(p.numel() for p in function.parameters())
     return Layer(site.name, site.kind, mark.was, str(function), parameters)
+
+
+def _holder(model: nn.Module, name: str, module: nn.Module) -> nn.Module:
+    """The module that has the reweighting module as its child."""
+    return module if function_module(module) is not None else model.get_submodule(name.rpartition(".")[0])
 
 
 def revert_(model: nn.Module) -> Report:
@@ -328,6 +333,7 @@ def _revert_root(model: nn.Module, prefix: str) -> list[Layer]:
     verification.forget(model)
     layers = []
     for name, module, mark in list(marked(model)):
+        forbid_softmax(_holder(model, name, module))
         now = name_of(function_module(module) or module)  # type: ignore[arg-type]  # the softmax that was replaced
         if mark.library == OUTPUT:
             heads.detach_head(module)

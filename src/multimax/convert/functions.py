@@ -72,7 +72,7 @@ class Recipe:
 
     def why_not_output(self) -> str | None:
         """Why the function cannot stand in the output layer, after which the model itself computes softmax."""
-        if self.per_head or self.heads is not None:
+        if self.heads is not None:
             return "an output layer has no heads"
         if self.name in ("multimax", "softmax"):
             return None

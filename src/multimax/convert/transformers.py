@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
 from transformers.utils import output_capturing
 
 from multimax import reweighting
@@ -21,6 +21,7 @@ from multimax.attention import multimax_attention
 from multimax.convert.functions import describe
 from multimax.convert.sites import MARK, Mark, Site, function_module, marked
 from multimax.modules import MultiMax
+from multimax.score_blocks import takes_part
 
 LIBRARY = "transformers"
 NAME = "multimax"  # of the attention implementation
@@ -29,10 +30,28 @@ LEFT = "_multimax_left"  # on attention modules that stay with softmax in a conv
 VERSION = 1  # of what is written into a configuration
 
 HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
-# Attention modules that add a bias of their own to the mask: the bias is part of the score, the rest is a mask.
-BIAS_IN_MASK: dict[str, Callable[[Any], Tensor]] = {
-    "SwinAttention": lambda module: module.relative_position_bias(),
-}
+# Attention modules that get scores of their own as their mask, with a mask in it: what is not the dtype's lowest value,
+# nor -inf, is part of the score.
+BIAS_IN_MASK = (
+    "BeitAttention",
+    "DogeAttention",
+    "EdgeTamAttention",
+    "EdgeTamVideoAttention",
+    "EsmFold2DiffusionAttention",
+    "GraniteSpeech5EncoderAttention",
+    "NemotronAsrStreamingEncoderAttention",
+    "ParakeetEncoderAttention",
+    "Phi4MultimodalAudioAttention",
+    "Sam2Attention",
+    "Sam2VideoAttention",
+    "Sam3Attention",
+    "Sam3TrackerAttention",
+    "Sam3TrackerVideoAttention",
+    "SamAttention",
+    "SamHQAttention",
+)
+# Models that compute with the mask before attention, and need it in numbers: in 0 and the dtype's lowest value.
+MASK_IN_NUMBERS = ("beit", "deepseek_v4", "gemma4_audio")
 CLASSIFIERS = ("classifier", "score", "qa_outputs", "classification_head", "cls_classifier", "distillation_classifier")
 # Settings of models that change the logits after the output layer, which would then come after sigma.
 AFTER_HEAD = ("final_logit_softcapping", "logit_scale", "logits_scaling")
@@ -46,7 +65,7 @@ def _calls_interface(module: nn.Module) -> bool:
 @cache
 def _asks(forward: Callable[..., Any]) -> bool:
     try:
-        return "get_interface(" in inspect.getsource(inspect.unwrap(forward))
+        return "ALL_ATTENTION_FUNCTIONS" in inspect.getsource(inspect.unwrap(forward))
     except (OSError, TypeError):
         return False
 
@@ -66,7 +85,9 @@ def sites(model: nn.Module) -> list[Site]:
         return []
     modules = dict(model.named_modules())
     using = {name: module for name, module in modules.items() if _calls_interface(module)}
-    found = [Site(name, module, "attention", LIBRARY, _heads(module)) for name, module in using.items()]
+    found = [
+        Site(name, module, "attention", LIBRARY, _heads(module), _why_not(module)) for name, module in using.items()
+    ]
     for name, module in modules.items():
         own = type(module)
         if not own.__module__.startswith("transformers.") or not re.search("Attention|Attn", own.__name__):
@@ -78,6 +99,12 @@ def sites(model: nn.Module) -> list[Site]:
             why_not = f"{own.__name__} does not use transformers' attention interface"
             found.append(Site(name, module, "attention", LIBRARY, None, why_not))
     return found
+
+
+def _why_not(module: nn.Module) -> str | None:
+    if "block_indices=" in inspect.getsource(inspect.unwrap(type(module).forward)):
+        return f"{type(module).__name__} chooses blocks of keys outside of its mask"
+    return None
 
 
 def _part(name: str, outer: str) -> bool:
@@ -131,8 +158,11 @@ def finish(model: nn.Module) -> None:
     found = [(name, module, mark) for name, module, mark in marked(model)]
     if not any(mark.library == LIBRARY for _, _, mark in found) and not isinstance(model, PreTrainedModel):
         found = []
+    _forget_hook(model)
     if found:
         _switch_on(model)
+        names = tuple((name, mark.kind) for name, _, mark in found)
+        model.register_forward_pre_hook(StillConverted(names))
         if isinstance(model, PreTrainedModel):
             model.config.multimax = {"version": VERSION} | {
                 kind: {name: describe(function_module(m)) for name, m, mark in found if mark.kind == kind}  # type: ignore[arg-type]
@@ -142,6 +172,44 @@ def finish(model: nn.Module) -> None:
             model.config.attn_implementation = NAME
     else:
         _switch_off(model)
+
+
+class StillConverted:
+    """A forward hook of a converted model. ``set_attn_implementation``, and what calls it in transformers, would bring
+    softmax back, and ``resize_token_embeddings`` puts a new output layer in the place of the converted one.
+
+    Args:
+        layers: full names and kinds of the converted layers.
+    """
+
+    def __init__(self, layers: tuple[tuple[str, str], ...]) -> None:
+        self.layers = layers
+
+    def __call__(self, model: nn.Module, args: object) -> None:
+        """Raises if a layer is not what it was converted to."""
+        if torch.compiler.is_compiling():
+            return
+        for name, kind in self.layers:
+            module = model.get_submodule(name)
+            if getattr(module, MARK, None) is None:
+                raise RuntimeError(
+                    f"multimax: expected {name!r} to be converted, got {type(module).__name__} in its place, without "
+                    "its parameters; change the model first, then convert it"
+                )
+            if kind == "attention" and getattr(module, BEFORE, None) is not None:
+                own = module.config._attn_implementation  # type: ignore[union-attr]
+                if own != NAME:
+                    raise RuntimeError(
+                        f"multimax: expected the attention implementation {NAME!r} in a converted model, got {own!r}; "
+                        f"set it back with model.set_attn_implementation({NAME!r}), or take the conversion back with "
+                        "multimax.revert_"
+                    )
+
+
+def _forget_hook(model: nn.Module) -> None:
+    for key, hook in list(model._forward_pre_hooks.items()):
+        if isinstance(hook, StillConverted):
+            del model._forward_pre_hooks[key]
 
 
 def _holders(model: nn.Module) -> list[nn.Module]:
@@ -203,6 +271,7 @@ def attention_forward(
     position_bias: Tensor | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    indices: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """What transformers' attention modules call: attention with the function that the module carries.
@@ -220,6 +289,7 @@ def attention_forward(
         position_bias: part of the score.
         softcap: bound of the scores, by a tangent.
         s_aux: (H,), the attention sinks: a score a head that takes part in the sum and has no value.
+        indices: (B, Lq, k), the only keys that take part for each query.
         kwargs: what transformers passes besides.
 
     Returns:
@@ -237,14 +307,17 @@ def attention_forward(
     if mark is not None and not torch.compiler.is_compiling():
         mark.reached = True
     queries, keys = query.shape[2], key.shape[2]
-    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
     causal = queries > 1 and attention_mask is None and causal
     if position_bias is not None:
         position_bias = position_bias[..., -queries:, :keys]
-    bias_of = BIAS_IN_MASK.get(type(module).__name__)
-    if bias_of is not None and attention_mask is not None:
-        position_bias = bias_of(module).to(attention_mask.dtype)
-        attention_mask = (attention_mask - position_bias).detach()
+    if attention_mask is not None:
+        attention_mask, bias = _apart(module, attention_mask)
+        position_bias = bias if position_bias is None else position_bias
+    if indices is not None:
+        chosen = torch.zeros(*indices.shape[:2], keys, dtype=torch.bool, device=query.device)
+        chosen = chosen.scatter(-1, indices.long(), True)[:, None]  # (B, 1, Lq, Lk)
+        attention_mask = chosen if attention_mask is None else _both(attention_mask, chosen)
     wanted = _weights_wanted(kwargs)
     function = function_module(module)
     options: dict[str, Any] = {
@@ -267,6 +340,24 @@ def attention_forward(
     else:
         out = reweighting.attention(query, key, value, reweight=function or "softmax", softcap=softcap, **options)
     return out.transpose(1, 2).contiguous(), weights
+
+
+def _apart(module: nn.Module, mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Mask and bias out of what a module passes as its mask."""
+    name = type(module).__name__
+    if mask.dtype == torch.bool:
+        return mask, None
+    if name == "SwinAttention":  # its mask has -100 where a key takes no part
+        bias: Tensor = module.relative_position_bias().to(mask.dtype)  # type: ignore[operator]
+        return (mask - bias).detach(), bias
+    if name in BIAS_IN_MASK:
+        part = takes_part(mask)
+        return part, torch.where(part, mask, 0.0)
+    return mask, None
+
+
+def _both(mask: Tensor, part: Tensor) -> Tensor:
+    return mask & part if mask.dtype == torch.bool else mask.masked_fill(~part, torch.finfo(mask.dtype).min)
 
 
 def _with_sinks(
@@ -294,6 +385,11 @@ def _with_sinks(
     return out * kept, weights * kept
 
 
+def attention_mask(*args: Any, config: Any = None, **kwargs: Any) -> Tensor | None:
+    """The mask that goes with :func:`attention_forward`: boolean, or None for all keys or for causal attention."""
+    numbers = getattr(config, "model_type", None) in MASK_IN_NUMBERS
+    return (eager_mask if numbers else sdpa_mask)(*args, config=config, **kwargs)
+
+
 AttentionInterface.register(NAME, attention_forward)
-# what a boolean mask, or None for causal, says is what attention_forward expects
-AttentionMaskInterface.register(NAME, sdpa_mask)
+AttentionMaskInterface.register(NAME, attention_mask)

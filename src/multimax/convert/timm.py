@@ -1,0 +1,378 @@
+"""Models of timm: its attention modules run their own code, in which softmax is another function.
+
+A converted module has a class that is made from its own. Its forward is timm's, with every projection, norm, rotary
+embedding and gate of the version that is installed; only the call of ``scaled_dot_product_attention``, or of softmax
+where timm has no fused branch, is redirected. A forward that does not come to exactly that call raises.
+
+Channel attention (XCiT, DaViT, EdgeNeXt) has softmax over scores too, between channels: it is converted like any other.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from functools import cache
+from types import CodeType, FunctionType
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from multimax.convert.sites import OWN, Mark, Site, function_module, mark_of
+from multimax.modules import MultiMax
+from multimax.reweighting.query_blocks import _weights, attention, function_of
+
+LIBRARY = "timm"
+SOFTMAX = (Tensor.softmax, torch.softmax, F.softmax)
+TELLING = {"softmax", "log_softmax", "scaled_dot_product_attention"}  # names in code that computes attention
+
+
+class Form(NamedTuple):
+    """How a class of timm computes attention.
+
+    Args:
+        heads: the attribute with the number of heads; None if heads are not the dim before the queries.
+        bias: numbers that are given as the mask of scaled_dot_product_attention are a bias, part of the score.
+        scores: softmax is called on scores that include any bias, for want of a fused branch, or of dropout in it.
+        windows: the second argument of forward is the mask of shifted windows, which timm adds to the bias.
+        several: softmax is called several times in a forward, once a head.
+    """
+
+    heads: str | None = "num_heads"
+    bias: bool = False
+    scores: bool = False
+    windows: bool = False
+    several: bool = False
+
+
+PLAIN, BIAS, SCORES = Form(), Form(bias=True), Form(scores=True)
+
+FORMS = {
+    "layers.attention.Attention": PLAIN,
+    "layers.attention.AttentionRope": PLAIN,
+    "layers.attention2d.Attention2d": PLAIN,
+    "layers.attention2d.MultiQueryAttention2d": PLAIN,
+    "layers.attention2d.MultiQueryAttentionV2": Form(None, scores=True),
+    "layers.attention_pool.AttentionPoolLatent": PLAIN,
+    "layers.attention_pool.AttentionPoolPrr": PLAIN,
+    "layers.attention_pool2d.AttentionPool2d": PLAIN,
+    "layers.attention_pool2d.RotAttentionPool2d": PLAIN,
+    "layers.bottleneck_attn.BottleneckAttn": Form(None, scores=True),
+    "layers.halo_attn.HaloAttn": Form(None, scores=True),
+    "layers.non_local_attn.NonLocalAttn": Form(None, scores=True),
+    "layers.other_pool.SimPool1d": PLAIN,
+    "layers.other_pool.SimPool2d": PLAIN,
+    "models.beit.Attention": BIAS,
+    "models.cait.ClassAttn": PLAIN,
+    "models.convit.MHSA": SCORES,
+    "models.cpubone.ConvAttention": PLAIN,
+    "models.crossvit.CrossAttention": SCORES,
+    "models.davit.ChannelAttention": SCORES,
+    "models.davit.ChannelAttentionV2": Form("groups", scores=True),
+    "models.davit.WindowAttention": PLAIN,
+    "models.edgenext.CrossCovarianceAttn": SCORES,
+    "models.efficientformer.Attention": SCORES,
+    "models.efficientformer_v2.Attention2dDownsample": SCORES,
+    "models.efficientvit_msra.CascadedGroupAttention": Form(None, scores=True, several=True),
+    "models.eva.EvaAttention": PLAIN,
+    "models.fastvit.Attention": PLAIN,
+    "models.gcvit.WindowAttentionGlobal": SCORES,
+    "models.gemma4_vit.Gemma4Attention": PLAIN,
+    "models.hiera.MaskUnitAttention": Form(None),
+    "models.hieradet_sam2.MultiScaleAttention": PLAIN,
+    "models.iformer.SHMA": Form(None),
+    "models.levit.Attention": SCORES,
+    "models.levit.AttentionDownsample": SCORES,
+    "models.lowformer.ConvAttention": PLAIN,
+    "models.maxxvit.Attention2d": BIAS,
+    "models.maxxvit.AttentionCl": BIAS,
+    "models.metaformer.Attention": PLAIN,
+    "models.mvitv2.MultiScaleAttention": SCORES,
+    "models.nest.Attention": Form(None),
+    "models.nextvit.EfficientAttention": PLAIN,
+    "models.pvt_v2.Attention": PLAIN,
+    "models.shvit.SHSA": Form(None, scores=True),
+    "models.swin_transformer.WindowAttention": Form(bias=True, windows=True),
+    "models.swin_transformer_v2.WindowAttention": Form(scores=True, windows=True),
+    "models.swin_transformer_v2_cr.WindowMultiHeadAttention": Form(scores=True, windows=True),
+    "models.tiny_vit.Attention": BIAS,
+    "models.tnt.Attention": SCORES,
+    "models.twins.GlobalSubSampleAttn": PLAIN,
+    "models.twins.LocallyGroupedAttn": PLAIN,
+    "models.visformer.Attention": PLAIN,
+    "models.vision_transformer.ParallelScalingBlock": PLAIN,
+    "models.vision_transformer_relpos.RelPosAttention": BIAS,
+    "models.vision_transformer_sam.Attention": Form(None, bias=True),
+    "models.volo.Attention": PLAIN,
+    "models.volo.ClassAttention": SCORES,
+    "models.volo.OutlookAttention": Form(None, scores=True),
+    "models.xcit.XCA": SCORES,
+}
+
+_TALKING = "it mixes the heads before and after softmax"
+_DIFFERENCE = "it is the difference of two softmax attentions"
+_NO_SCORES = "its softmax is not over scores of keys"
+REFUSED = {
+    "layers.diff_attention.DiffAttention": _DIFFERENCE,
+    "layers.global_context.GlobalContext": _NO_SCORES,
+    "layers.lambda_layer.LambdaLayer": _NO_SCORES,
+    "layers.selective_kernel.SelectiveKernelAttn": _NO_SCORES,
+    "layers.split_attn.RadixSoftmax": _NO_SCORES,
+    "models.cait.TalkingHeadAttn": _TALKING,
+    "models.coat.FactorAttnConvRelPosEnc": _NO_SCORES,
+    "models.convit.GPSA": "it mixes the softmax of the scores with a softmax of positions",
+    "models.csatv2.SpatialTransformerBlock": "its scores are between the images of a batch",
+    "models.efficientformer_v2.Attention2d": _TALKING,
+    "models.efficientvim.EfficientViM": _NO_SCORES,
+    "models.efficientvim.EfficientViMDistilled": _NO_SCORES,
+    "models.efficientvim.HSMSSD": _NO_SCORES,
+    "models.mobilevit.LinearSelfAttention": _NO_SCORES,
+    "models.vision_transformer.DiffParallelScalingBlock": _DIFFERENCE,
+}
+
+
+def _known_as(own: type) -> str:
+    """A class's place in timm, as in the tables."""
+    return f"{own.__module__}.{own.__qualname__}".removeprefix("timm.")
+
+
+def _is_timm(own: type) -> bool:
+    return own.__module__.partition(".")[0] == "timm"
+
+
+class Redirect(TorchFunctionMode):
+    """While it is active, and in this thread, another function in the place of softmax.
+
+    Args:
+        function: the module with the function.
+        form: how the code that runs computes attention.
+        mask: numbers for the scores, (windows, queries, keys), to add after sigma; windows vary fastest in the batch.
+    """
+
+    def __init__(self, function: nn.Module, form: Form, mask: Tensor | None = None) -> None:
+        super().__init__()
+        self.function = function
+        self.form = form
+        self.mask = mask
+        self.calls = 0
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """The attention, the weights, or what it would have been."""
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention and not self.form.scores:
+            self.calls += 1
+            return self._attend(*args, **kwargs)
+        if func in SOFTMAX and self.form.scores:
+            self.calls += 1
+            return self._reweight(*args, **kwargs)
+        if func is F.scaled_dot_product_attention or func in SOFTMAX:
+            expected = "softmax" if self.form.scores else "scaled_dot_product_attention"
+            raise RuntimeError(
+                f"multimax: expected {expected} in a converted attention module of timm, got {func.__name__}; "
+                "this version of timm computes it in another way"
+            )
+        return func(*args, **kwargs)
+
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        bias = None
+        if self.form.bias and attn_mask is not None and attn_mask.dtype != torch.bool:
+            bias, attn_mask = attn_mask, None
+        if self.mask is not None:
+            attn_mask = self._on_batch(self.mask, query)
+        return attention(
+            query,
+            key,
+            value,
+            reweight=self.function,
+            attn_mask=attn_mask,
+            score_bias=bias,
+            dropout_p=dropout_p,
+            is_causal=is_causal,
+            scale=scale,
+            enable_gqa=enable_gqa or (key.ndim > 2 and key.shape[-3] == 1),  # torch lets a single head broadcast
+        )
+
+    def _reweight(self, scores: Tensor, dim: int | None = None, *args: Any, **kwargs: Any) -> Tensor:
+        if dim not in (-1, scores.ndim - 1) or kwargs.get("dtype") is not None:
+            raise RuntimeError(
+                f"multimax: expected softmax over the last dim in a converted attention module of timm, got dim={dim}, "
+                f"dtype={kwargs.get('dtype')}; this version of timm computes it in another way"
+            )
+        added = None if self.mask is None else self._on_batch(self.mask, scores)
+        return _weights(function_of(self.function), scores, None, added)
+
+    @staticmethod
+    def _on_batch(mask: Tensor, like: Tensor) -> Tensor:
+        return mask.repeat(like.shape[0] // mask.shape[0], 1, 1)[:, None]  # (B * windows, 1, queries, keys)
+
+
+class Reweighted(nn.Module):
+    """What a converted attention module has before its own class."""
+
+    original: ClassVar[type[nn.Module]]
+    form: ClassVar[Form]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As timm computes it, with another function in the place of softmax."""
+        return self._redirected(None, *args, **kwargs)
+
+    def _redirected(self, mask: Tensor | None, *args: Any, **kwargs: Any) -> Any:
+        function = function_module(self)
+        assert function is not None
+        redirect = Redirect(function, self.form, mask)
+        with redirect:  # torch.compile does not know what `as` would give
+            result = self.original.forward(self, *args, **kwargs)
+        if redirect.calls != 1 and not (self.form.several and redirect.calls):
+            raise RuntimeError(
+                f"multimax: expected one softmax attention in a forward of timm's {self.original.__name__}, got "
+                f"{redirect.calls}; this version of timm computes it in another way"
+            )
+        mark = mark_of(self)
+        if mark is not None and not torch.compiler.is_compiling():
+            mark.reached = True
+        return result
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """For pickle, which cannot find the class by its name."""
+        return _empty, (self.original,), self.__dict__.copy()
+
+
+class ReweightedWindows(Reweighted):
+    """The same for windows that may be shifted."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:
+        """Keeps the mask from timm, which would add it to the bias, before sigma."""
+        return self._redirected(mask, x)
+
+
+@cache
+def _reweighted(own: type[nn.Module]) -> type[nn.Module]:
+    """The class of a converted module."""
+    form = FORMS[_known_as(own)]
+    base = ReweightedWindows if form.windows else Reweighted
+    return type(f"Reweighted{own.__name__}", (base, own), {"original": own, "form": form, "__doc__": base.__doc__})
+
+
+def _empty(own: type[nn.Module]) -> nn.Module:
+    made = _reweighted(own)  # type: ignore[arg-type]
+    module: nn.Module = made.__new__(made)
+    return module
+
+
+def sites(model: nn.Module) -> list[Site]:
+    """Every module of timm, or of a class made from one, that computes softmax in its own code."""
+    found = []
+    for name, module in model.named_modules():
+        own = type(module)
+        if not any(_is_timm(base) for base in own.__mro__):
+            continue
+        if hasattr(module, "fused_attn") or _computes_softmax(own):  # type: ignore[arg-type]
+            form = FORMS.get(_known_as(own))
+            heads = getattr(module, form.heads, None) if form is not None and form.heads else None
+            found.append(Site(name, module, "attention", LIBRARY, heads, _why_not(module)))
+    return found
+
+
+def _why_not(module: nn.Module) -> str | None:
+    own = type(module)
+    known_as = _known_as(own)
+    if known_as in REFUSED:
+        return REFUSED[known_as]
+    if not _is_timm(own):
+        bases = ", ".join(base.__name__ for base in own.__mro__ if _is_timm(base))
+        return f"{own.__name__}, a subclass of timm's {bases}, may compute anything"
+    if known_as not in FORMS:
+        return f"timm's {own.__name__} is not known to be plain softmax attention"
+    if "forward" in module.__dict__:
+        return "its forward was replaced"
+    return None
+
+
+@cache
+def _computes_softmax(own: type) -> bool:
+    """Whether the code of a class, or what it calls beside it in timm, has softmax or attention in it."""
+    return any(
+        TELLING & set(_names(function, set()))
+        for base in own.__mro__
+        if not base.__module__.startswith("torch.")
+        for function in map(_function, vars(base).values())
+        if function is not None
+    )
+
+
+def _function(member: object) -> FunctionType | None:
+    """What stands behind a method, a static method or a decorated one."""
+    member = getattr(member, "__func__", member)
+    member = inspect.unwrap(member) if callable(member) else member
+    return member if isinstance(member, FunctionType) else None
+
+
+def _names(function: FunctionType, seen: set[FunctionType]) -> Iterator[str]:
+    """All names in a function's code, and in that of timm's functions which it calls by name."""
+    seen.add(function)
+    codes = [function.__code__]
+    for code in codes:
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+        for name in code.co_names:
+            yield name
+            called = function.__globals__.get(name)
+            if isinstance(called, FunctionType) and called not in seen and called.__module__.startswith("timm."):
+                yield from _names(called, seen)
+
+
+def attach(model: nn.Module, site: Site, function: nn.Module, mark: Mark) -> nn.Module:
+    """Gives the attention module the function as a child, and a class that uses it."""
+    module = site.module
+    module.add_module("multimax" if isinstance(function, MultiMax) else "reweight", function)
+    if "fused_attn" in module.__dict__:
+        mark.before["fused_attn"] = module.__dict__["fused_attn"]
+        module.__dict__["fused_attn"] = not FORMS[_known_as(type(module))].scores
+    module.__class__ = _reweighted(type(module))  # type: ignore[arg-type]
+    return module
+
+
+def detach(model: nn.Module, name: str, module: nn.Module) -> None:
+    """Takes both away."""
+    mark = mark_of(module)
+    assert mark is not None
+    assert isinstance(module, Reweighted)
+    for child in OWN:
+        module._modules.pop(child, None)
+    module.__class__ = module.original  # type: ignore[assignment]
+    pass
+
+
+def output_names(model: nn.Module) -> list[str]:
+    """The classifier; of a model that was distilled, both."""
+    if not _is_timm(type(model)) or not hasattr(model, "get_classifier"):
+        return []
+    found = model.get_classifier()  # type: ignore[operator]
+    names = {id(module): name for name, module in model.named_modules()}
+    modules = list(found) if isinstance(found, (tuple, list, nn.ModuleList)) else [found]
+    return [names[id(m)] for m in modules if id(m) in names and not isinstance(m, nn.Identity)]
+
+
+def why_not_output(model: nn.Module, name: str) -> str | None:
+    """Why logits of this model cannot be modulated in this layer."""
+    own = _known_as(type(model))
+    if own == "models.crossvit.CrossVit" or own.startswith("models.efficientvim."):
+        return f"the logits of {type(model).__name__} are a mean of several layers', and sigma must come last"
+    if own == "models.volo.VOLO" and getattr(model, "aux_head", None) is not None:
+        return "VOLO adds the logits of its aux_head to those of its head, and sigma must come last"
+    return None
+
+
+def finish(model: nn.Module) -> None:
+    """Nothing beyond the modules."""
