@@ -34,14 +34,19 @@ def test_public_names() -> None:
     assert multimax.__all__ == [
         "LinearMultiMaxCrossEntropyLoss",
         "LossStats",
+        "Monitor",
         "MultiMax",
+        "MultiMaxCallback",
         "MultiMaxCategorical",
         "MultiMaxCrossEntropyLoss",
         "MultiMaxHead",
         "MultiheadAttention",
         "__version__",
+        "clip_grad_norm_",
+        "convert_",
         "count",
         "from_paper",
+        "from_pretrained",
         "from_published",
         "gumbel_multimax",
         "linear_multimax_cross_entropy",
@@ -54,9 +59,13 @@ def test_public_names() -> None:
         "multimax_attention_varlen",
         "multimax_cross_entropy",
         "oversmoothing",
+        "param_groups",
         "presets",
+        "revert_",
         "reweighting",
+        "reweighting_parameters",
         "to_paper",
+        "train_only_reweighting_",
     ]
     assert all(hasattr(multimax, name) for name in multimax.__all__)
 

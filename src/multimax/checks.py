@@ -35,6 +35,11 @@ def tensor(name: str, value: object) -> None:
     dense(name, value)
 
 
+def readable(value: Tensor) -> bool:
+    """Whether this process has a tensor's values: not on the meta device, nor spread over several."""
+    return type(value) in (Tensor, torch.nn.Parameter) and not value.is_meta
+
+
 def same_device(name: str, value: Tensor, x: Tensor) -> None:
     """On the input's device."""
     if value.device != x.device:

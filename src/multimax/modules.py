@@ -166,7 +166,7 @@ class MultiMax(nn.Module):
             parts.append(f"dim={self.dim}")
         if self.monotone:
             parts.append("monotone=True")
-        if self.heads is None and not self.coefs.is_meta:
+        if self.heads is None and checks.readable(self.coefs):
             for name in ("t_b", "t_d", "b", "d"):
                 if (self.terms, name[-1]) not in (("lower", "d"), ("upper", "b")):
                     values = ", ".join(f"{value:.4g}" for value in getattr(self, name).tolist())

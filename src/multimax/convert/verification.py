@@ -53,10 +53,10 @@ def not_reached(model: nn.Module) -> list[str]:
 
 def expect(model: nn.Module) -> None:
     """Has the first forward look."""
-    model.register_forward_hook(FirstForward())
     for _, module, mark in marked(model):
         if mark.library not in TELL_THEMSELVES:
             module.register_forward_hook(Reached())
+    model.register_forward_hook(FirstForward())  # after the others: the model may be such a layer itself
 
 
 def forget(model: nn.Module) -> None:

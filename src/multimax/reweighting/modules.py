@@ -289,7 +289,7 @@ def _learned(parameter: Tensor | None) -> dict[str, Any]:
 def _number(name: str, value: Tensor | float) -> str:
     if not isinstance(value, Tensor):
         return f"{name}={value:g}"
-    if value.is_meta:
+    if not checks.readable(value):
         return f"learned {name}"
     numbers = value.detach().reshape(-1).tolist()
     return f"learned {name}=" + (
