@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.nn.parallel import DistributedDataParallel
+from transformers import GPT2Config, GPT2Model
 
 import multimax
 from multimax import training
@@ -25,20 +26,19 @@ V, E, STEPS = 20, 16, 3
 
 
 class Model(nn.Module):
-    """A small language model with MultiMax in attention and in the output layer."""
+    """A small language model with layers of transformers and of torch.nn."""
 
-    def __init__(self, order: int = 2) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(V, E)
-        self.layers = nn.ModuleList()
-        for _ in range(2):
-            layer = nn.TransformerEncoderLayer(E, 2, 32, dropout=0.0, batch_first=True)
-            layer.self_attn = multimax.MultiheadAttention(E, 2, batch_first=True, order=order)
-            self.layers.append(layer)
-        self.head = multimax.MultiMaxHead(E, V, order=order)
+        sizes = {"n_embd": E, "n_layer": 1, "n_head": 2, "vocab_size": V, "n_positions": 8, "initializer_range": 0.3}
+        self.trunk = GPT2Model(GPT2Config(**sizes, embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0))
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(E, 2, 32, dropout=0.0, batch_first=True) for _ in range(2)
+        )
+        self.head = nn.Linear(E, V)
 
     def forward(self, tokens: Tensor, target: Tensor | None = None) -> Tensor:
-        hidden = self.embedding(tokens)
+        hidden = self.trunk(tokens, use_cache=False).last_hidden_state
         for layer in self.layers:
             hidden = layer(hidden)
         out: Tensor = self.head(hidden) if target is None else self.head(hidden, target)
@@ -47,7 +47,9 @@ class Model(nn.Module):
 
 def seeded(order: int = 2) -> Model:
     torch.manual_seed(order)
-    model = Model(order)
+    model = Model()
+    report = multimax.convert_(model, where=("attention", "output"), output="head", order=order)
+    assert len(report) == 4
     with torch.no_grad():  # far enough from softmax to tell
         for _, p in training.reweighting_parameters(model):
             p.normal_(std=0.3)
@@ -139,7 +141,7 @@ def ddp(folder: Path) -> None:
     # 8 numbers a layer alone: nothing else is reduced or changed
     model, plain = seeded(), seeded()
     for each in (model, plain):
-        assert training.train_only_reweighting_(each).numel == 24
+        assert training.train_only_reweighting_(each).numel == 32
     parallel = DistributedDataParallel(model)
     optimizers = [optimizer_for(parallel), optimizer_for(plain)]
     parallel(*own(joint(0))).backward()
