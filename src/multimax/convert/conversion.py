@@ -68,8 +68,10 @@ def _check_not_shared(model: nn.Module, sites: Collection[Site]) -> None:
 def _all_sites(model: nn.Module, where: Collection[str], output: str | None) -> list[Site]:
     found: dict[int, Site] = {}
     for library in _in_use():
+        outer = [site.name for site in found.values()]
         for site in library.sites(model):
-            found.setdefault(id(site.module), site)
+            if not any(site.name != name and _within(site.name, name) for name in outer):
+                found.setdefault(id(site.module), site)
     if "output" in where:
         for site in _output_sites(model, output):
             found[id(site.module)] = site
@@ -127,7 +129,7 @@ def _chosen(
 
 
 def _within(name: str, outer: str) -> bool:
-    return name == outer or name.startswith(f"{outer}.")
+    return outer in (name, "") or name.startswith(f"{outer}.")
 
 
 def _why_not(site: Site, recipe: Recipe) -> str | None:

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from multimax.convert.sites import OWN, Mark, Site, function_module, mark_of
 from multimax.modules import MultiMax
-from multimax.reweighting.query_blocks import _weights, attention, function_of
+from multimax.reweighting.query_blocks import attention, function_of, weights_of
 
 LIBRARY = "timm"
 SOFTMAX = (Tensor.softmax, torch.softmax, F.softmax)
@@ -100,6 +100,7 @@ FORMS = {
     "models.twins.GlobalSubSampleAttn": PLAIN,
     "models.twins.LocallyGroupedAttn": PLAIN,
     "models.visformer.Attention": PLAIN,
+    "models.vision_transformer.Attention": PLAIN,  # where layers.attention.Attention was before timm 1.0.16
     "models.vision_transformer.ParallelScalingBlock": PLAIN,
     "models.vision_transformer_relpos.RelPosAttention": BIAS,
     "models.vision_transformer_sam.Attention": Form(None, bias=True),
@@ -211,7 +212,7 @@ class Redirect(TorchFunctionMode):
                 f"dtype={kwargs.get('dtype')}; this version of timm computes it in another way"
             )
         added = None if self.mask is None else self._on_batch(self.mask, scores)
-        return _weights(function_of(self.function), scores, None, added)
+        return weights_of(function_of(self.function), scores, None, added)
 
     @staticmethod
     def _on_batch(mask: Tensor, like: Tensor) -> Tensor:
@@ -351,7 +352,7 @@ def detach(model: nn.Module, name: str, module: nn.Module) -> None:
     for child in OWN:
         module._modules.pop(child, None)
     module.__class__ = module.original  # type: ignore[assignment]
-    pass
+    module.__dict__.update(mark.before)
 
 
 def output_names(model: nn.Module) -> list[str]:

@@ -131,7 +131,7 @@ class Attention(NamedTuple):
         elif mask is not None:
             there = takes_part(mask)
             part, added = _both(part, there), torch.where(there, mask, 0.0).to(x.dtype)
-        weights = _weights(self.own_function(rows), x, part, added)
+        weights = weights_of(self.own_function(rows), x, part, added)
         if self.omega is not None:
             weights = scale_high_pass(weights, self.omega, part)
         return Block(x, weights, part)
@@ -168,7 +168,7 @@ class Attention(NamedTuple):
             yield x, weights, there if part is None else there & part
 
 
-def _weights(function: Function, x: Tensor, part: Tensor | None, added: Tensor | None) -> Tensor:
+def weights_of(function: Function, x: Tensor, part: Tensor | None, added: Tensor | None) -> Tensor:
     """The function of the scores; numbers from a mask come after sigma and after the temperature."""
     if added is None:
         return function(x, dim=-1, mask=part)

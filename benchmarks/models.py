@@ -1,0 +1,174 @@
+"""Times a training step of whole models, converted and as they were.
+
+    python benchmarks/models.py                      everything: about four minutes
+    python benchmarks/models.py --quick              without the eager formula
+    python benchmarks/models.py --table FILE.json    print the table of a saved run
+    python benchmarks/models.py --readme FILE.json   put it into the README
+
+A step is forward, backward and AdamW, in float32, without dropout. The models are transformers' own at random: a ViT of
+DeiT-small's size on four images (197 tokens, 6 heads, 12 layers), and a GPT2 of six layers on sequences of 512 tokens.
+"softmax" is the model as transformers makes it, with torch's scaled_dot_product_attention; "MultiMax" is it converted,
+in attention or in attention and output, with the parameters of the paper's Table for DeiT-small; "MultiMax, eager" is
+the formula in plain PyTorch on the whole matrix of scores, as the published code computes it. Before they are timed,
+the converted models' losses and gradients are compared with those of the formula. All take their turns in one
+interleaved run; the ratio is taken round by round.
+"""
+
+import copy
+import itertools
+import json
+import statistics
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+from transformers import AttentionInterface, GPT2Config, GPT2LMHeadModel, ViTConfig, ViTForImageClassification
+from transformers import logging as transformers_logging
+from transformers.masking_utils import AttentionMaskInterface, eager_mask
+
+import measuring
+import multimax
+
+RESULTS = Path(__file__).parent / "results" / "models.json"
+SOFTMAX, ATTENTION, BOTH, EAGER = "softmax", "MultiMax", "MultiMax, output too", "MultiMax, eager"
+
+
+def vit() -> tuple[nn.Module, dict[str, Tensor]]:
+    """DeiT-small's size."""
+    sizes = {"hidden_size": 384, "num_hidden_layers": 12, "num_attention_heads": 6, "intermediate_size": 1536}
+    model = ViTForImageClassification(ViTConfig(**sizes, num_labels=1000, hidden_dropout_prob=0.0))
+    return model, {"pixel_values": torch.randn(4, 3, 224, 224), "labels": torch.randint(1000, (4,))}
+
+
+def gpt2() -> tuple[nn.Module, dict[str, Tensor]]:
+    """Six layers, causal."""
+    sizes = {"n_embd": 384, "n_layer": 6, "n_head": 6, "vocab_size": 8192, "n_positions": 512}
+    none = {"embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0}
+    ids = torch.randint(8192, (2, 512))
+    return GPT2LMHeadModel(GPT2Config(**sizes, **none)), {"input_ids": ids, "labels": ids}
+
+
+MODELS = {"ViT, DeiT-small's size, batch 4": vit, "GPT2, 6 layers, 2 x 512 tokens": gpt2}
+
+
+def formula(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """The published way: the matrix of scores, sigma by elementary operations, then softmax."""
+    x = query @ key.mT * scaling
+    coefs, knots = module.formula
+    sigma = x
+    for n in range(len(coefs)):
+        sigma = sigma + coefs[n, 0] * (knots[n, 0] - x).relu() ** (n + 1)
+        sigma = sigma + coefs[n, 1] * (x - knots[n, 1]).relu() ** (n + 1)
+    if attention_mask is not None:
+        sigma = sigma + attention_mask
+    return (sigma.softmax(-1) @ value).transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register("formula", formula)
+AttentionMaskInterface.register("formula", eager_mask)
+
+
+def competitors(model: nn.Module, quick: bool) -> dict[str, nn.Module]:
+    """The same model in several ways; the first is what all are compared with."""
+    presets = itertools.cycle(multimax.presets["deit_small"])
+    models = {SOFTMAX: model, ATTENTION: copy.deepcopy(model), BOTH: copy.deepcopy(model)}
+    multimax.convert_(models[ATTENTION])
+    multimax.convert_(models[BOTH], where=("attention", "output"))
+    if not quick:
+        models[EAGER] = copy.deepcopy(model)
+        models[EAGER].set_attn_implementation("formula")
+    for layer in list(models[ATTENTION].modules()):
+        if isinstance(layer, multimax.MultiMax):
+            name = next(name for name, module in models[ATTENTION].named_modules() if module is layer)
+            coefs, knots = (t.float() for t in multimax.from_paper(*next(presets)))
+            for own in (models[ATTENTION], models[BOTH]):
+                own.get_submodule(name).coefs.data.copy_(coefs)
+                own.get_submodule(name).knots.data.copy_(knots)
+            if not quick:
+                parent = models[EAGER].get_submodule(name.rpartition(".")[0])
+                parent.formula = nn.ParameterList([nn.Parameter(coefs.clone()), nn.Parameter(knots.clone())])
+    return models
+
+
+def check(models: dict[str, nn.Module], inputs: dict[str, Tensor]) -> None:
+    """Refuses to time what is wrong, in the loss or in the gradient."""
+    if EAGER not in models:
+        return
+    expected = models[EAGER](**inputs).loss
+    expected.backward()
+    for name in (ATTENTION, BOTH):
+        loss = models[name](**inputs).loss
+        loss.backward()
+        others = [(key, p) for key, p in models[EAGER].named_parameters() if "formula" not in key]
+        pairs = [(p.grad, models[name].get_parameter(key).grad) for key, p in others]
+        error = max((a - b).norm().item() for a, b in pairs) / max(a.norm().item() for a, _ in pairs)
+        if not ((loss - expected).abs() < 1e-4 and error < 1e-3):
+            raise AssertionError(f"{name} is off: loss {loss.item()} for {expected.item()}, gradients by {error}")
+
+
+def measure(name: str, seconds: float, quick: bool) -> list[dict]:
+    """One row a competitor."""
+    torch.manual_seed(0)
+    model, inputs = MODELS[name]()
+    models = competitors(model.train(), quick)
+    check(models, inputs)
+    optimizers = {own: torch.optim.AdamW(m.parameters(), lr=0.0) for own, m in models.items()}
+
+    def step(own: str) -> None:
+        models[own](**inputs).loss.backward()
+        optimizers[own].step()
+        optimizers[own].zero_grad()
+
+    calls = {own: (lambda own=own: step(own)) for own in models}
+    times, _ = measuring.interleaved(calls, seconds, rounds=9)
+    rows = []
+    for own, values in times.items():
+        ratios = [a / b for a, b in zip(values, times[SOFTMAX], strict=False)]
+        low, _, high = statistics.quantiles(ratios, n=4)
+        ms = statistics.median(values) * 1e3
+        row = {"model": name, "name": own, "ms": ms, "rounds": len(values), "ratio": statistics.median(ratios)}
+        rows.append({**row, "quartiles": [low, high]})
+    return rows
+
+
+def table(run: dict) -> str:
+    """A saved run as Markdown."""
+    about = run["machine"]
+    names = list(dict.fromkeys(row["model"] for row in run["rows"]))
+    lines = [
+        f"{about['cpu']}, {about['threads']} threads, {about['isa']} kernels, torch {about['torch']}, {about['date']}.",
+        "",
+        "| training step, float32 | " + " | ".join(names) + " |",
+        "|---|" + "---|" * len(names),
+    ]
+    for own in dict.fromkeys(row["name"] for row in run["rows"]):
+        rows = [row for row in run["rows"] if row["name"] == own]
+        lines.append(f"| {own} | " + " | ".join(f"{row['ms']:.0f} ms ({row['ratio']:.2f}x)" for row in rows) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """The command line."""
+    options = measuring.command_line(__doc__, RESULTS, 100.0).parse_args()
+    if not measuring.begin(options, "models benchmark", table):
+        return
+    transformers_logging.set_verbosity_error()
+    run: dict = {"machine": measuring.machine(False), "rows": []}
+    for name in tqdm(MODELS, unit="model"):
+        run["rows"] += measure(name, options.seconds, options.quick)
+        options.out.write_text(json.dumps(run, indent=1) + "\n")
+    print(table(run))
+    print(f"\nsaved to {options.out}")
+
+
+if __name__ == "__main__":
+    main()
