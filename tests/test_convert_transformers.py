@@ -770,3 +770,40 @@ def test_safetensors(tmp_path):
     load_model(again, str(tmp_path / "model.safetensors"))
     inputs = BY_NAME["BERT"].inputs()
     assert torch.equal(again(**inputs).logits, model(**inputs).logits)
+
+
+@pytest.mark.parametrize("name", ["CLIP", "Siglip"])
+def test_models_of_several_models(name, tmp_path):
+    vision = {key: value for key, value in BY_NAME["ViT"].settings.items() if key != "num_labels"}
+    text = {**SIZES, "max_position_embeddings": 16}
+    config = getattr(transformers, f"{name}Config")(text_config=text, vision_config=vision)
+    original = getattr(transformers, f"{name}Model")(config).eval()
+    model = copy.deepcopy(original)
+    report = multimax.convert_(model)
+    # Siglip has a multi-head attention of torch.nn in its vision part
+    assert [layer.was.rpartition(".")[0] for layer in report] == ["transformers"] * 4 + ["torch.nn"] * (
+        name == "Siglip"
+    )
+    inputs = {"input_ids": torch.tensor([[5, 6, 7, 2]]), "pixel_values": BY_NAME["ViT"].inputs()["pixel_values"]}
+    assert (model(**inputs).logits_per_image - original(**inputs).logits_per_image).abs().max() < 1e-5
+    move(model)
+    model.save_pretrained(tmp_path)
+    again = multimax.from_pretrained(transformers.AutoModel, tmp_path)
+    assert torch.equal(again(**inputs).logits_per_image, model(**inputs).logits_per_image)
+    # a part that is saved alone says so too
+    model.vision_model.save_pretrained(tmp_path / "vision")
+    again = multimax.from_pretrained(type(model.vision_model), tmp_path / "vision")
+    pixels = inputs["pixel_values"]
+    assert torch.equal(again(pixels).pooler_output, model.vision_model(pixels).pooler_output)
+    multimax.revert_(model)
+    assert torch.equal(model(**inputs).logits_per_image, original(**inputs).logits_per_image)
+    assert "multimax" not in str(model.config.to_dict())
+
+
+def test_inside_another_module(tmp_path):
+    inner = BY_NAME["BERT"].build()
+    model = nn.ModuleDict({"text": inner, "head": nn.Linear(4, 4)})
+    multimax.convert_(model)
+    inner.save_pretrained(tmp_path)
+    again = multimax.from_pretrained(transformers.AutoModelForMaskedLM, tmp_path)
+    assert len(list(marked(again))) == 2

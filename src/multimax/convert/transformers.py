@@ -19,8 +19,9 @@ from transformers.utils import output_capturing
 from multimax import reweighting
 from multimax.attention import multimax_attention
 from multimax.convert.functions import describe
-from multimax.convert.sites import MARK, Mark, Site, function_module, marked
+from multimax.convert.sites import KINDS, MARK, Mark, Site, function_module, marked
 from multimax.modules import MultiMax
+from multimax.reweighting.modules import Reweighter
 from multimax.score_blocks import takes_part
 
 LIBRARY = "transformers"
@@ -156,20 +157,14 @@ def finish(model: nn.Module) -> None:
     The configurations become the model's own: others made from the same objects keep theirs.
     """
     found = [(name, module, mark) for name, module, mark in marked(model)]
-    if not any(mark.library == LIBRARY for _, _, mark in found) and not isinstance(model, PreTrainedModel):
-        found = []
+    if not any(isinstance(module, PreTrainedModel) for module in model.modules()):
+        found = [own for own in found if own[2].library == LIBRARY]
     _forget_hook(model)
     if found:
         _switch_on(model)
         names = tuple((name, mark.kind) for name, _, mark in found)
         model.register_forward_pre_hook(StillConverted(names))
-        if isinstance(model, PreTrainedModel):
-            model.config.multimax = {"version": VERSION} | {
-                kind: {name: describe(function_module(m)) for name, m, mark in found if mark.kind == kind}  # type: ignore[arg-type]
-                for kind in ("attention", "output")
-            }
-            # with this in its file, plain from_pretrained refuses it
-            model.config.attn_implementation = NAME
+        _write_settings(model)
     else:
         _switch_off(model)
 
@@ -242,14 +237,39 @@ def _switch_off(model: nn.Module) -> None:
         module.__dict__.pop(LEFT, None)
         if BEFORE in module.__dict__:
             module.config._attn_implementation_internal = module.__dict__.pop(BEFORE)  # type: ignore[union-attr]
-    if isinstance(model, PreTrainedModel):
-        forget_settings(model.config)
+        if isinstance(module, PreTrainedModel):
+            forget_settings(module.config)
+
+
+def _write_settings(model: nn.Module) -> None:
+    """Says in the configuration of every model in it, the outermost first, which layers are converted, and how."""
+    written = set()
+    for module in model.modules():
+        if not isinstance(module, PreTrainedModel) or id(module.config) in written:
+            continue
+        written.add(id(module.config))
+        found = list(marked(module))
+        if found:
+            module.config.multimax = {"version": VERSION} | {
+                kind: {name: describe(_function(own)) for name, own, mark in found if mark.kind == kind}
+                for kind in KINDS
+            }
+            module.config.attn_implementation = NAME  # with this in its file, plain from_pretrained refuses it
+
+
+def _function(module: nn.Module) -> MultiMax | Reweighter:
+    found = function_module(module) or module  # what stands where nn.Softmax was is the function itself
+    assert isinstance(found, MultiMax | Reweighter)
+    return found
 
 
 def forget_settings(config: Any) -> None:
-    """Takes out of a configuration what says that a model is converted."""
+    """Takes out of a configuration, and of those in it, what says that a model is converted."""
     for setting in ("multimax", "attn_implementation"):
         config.__dict__.pop(setting, None)
+    for name in config.sub_configs:
+        if getattr(config, name, None) is not None:
+            forget_settings(getattr(config, name))
 
 
 def _weights_wanted(kwargs: dict[str, Any]) -> bool:
