@@ -789,14 +789,15 @@ def test_models_of_several_models(name, tmp_path):
     move(model)
     model.save_pretrained(tmp_path)
     again = multimax.from_pretrained(transformers.AutoModel, tmp_path)
-    assert torch.equal(again(**inputs).logits_per_image, model(**inputs).logits_per_image)
+    assert (again(**inputs).logits_per_image - model(**inputs).logits_per_image).abs().max() < 1e-6
     # a part that is saved alone says so too
     model.vision_model.save_pretrained(tmp_path / "vision")
     again = multimax.from_pretrained(type(model.vision_model), tmp_path / "vision")
     pixels = inputs["pixel_values"]
-    assert torch.equal(again(pixels).pooler_output, model.vision_model(pixels).pooler_output)
+    assert (again(pixels).pooler_output - model.vision_model(pixels).pooler_output).abs().max() < 1e-6
     multimax.revert_(model)
-    assert torch.equal(model(**inputs).logits_per_image, original(**inputs).logits_per_image)
+    assert (model(**inputs).logits_per_image - original(**inputs).logits_per_image).abs().max() < 1e-6
+    assert not any("multimax" in key for key in model.state_dict())
     assert "multimax" not in str(model.config.to_dict())
 
 
