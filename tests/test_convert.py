@@ -320,6 +320,19 @@ REFUSED = {
         ValueError,
         "it has 4 heads, and the parameters are for 6",
     ),
+    "init of nothing": (encoder, {"init": None}, TypeError, "expected init to be a name or a pair of tensors"),
+    "init of one": (
+        encoder,
+        {"init": (torch.zeros(2, 2),)},
+        TypeError,
+        "expected init to be a name or a pair of tensors",
+    ),
+    "init of lists": (encoder, {"init": ([1.0], [1.0])}, TypeError, "expected init to be a name or a pair of tensors"),
+    "filter_fn": (encoder, {"filter_fn": "self_attn"}, TypeError, "function of \\(module, name\\)"),
+    "no layers": (encoder, {"layers": []}, ValueError, "at least one layer, got none"),
+    "per_head": (encoder, {"per_head": "yes"}, TypeError, "expected per_head to be a bool"),
+    "output nowhere": (encoder, {"output": "head"}, ValueError, "with 'output' in where"),
+    "probe": (encoder, {"probe": 3}, TypeError, "expected probe to be a tensor or a mapping"),
     "no module": (lambda: "bert", {}, TypeError, "expected model to be an nn.Module, got str"),
 }
 

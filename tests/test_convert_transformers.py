@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -16,7 +17,7 @@ from transformers import AttentionInterface, BertConfig, BertModel
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 import multimax
-from architectures import ARCHITECTURES, SIZES, VOCABULARY
+from architectures import ARCHITECTURES, ROTARY, SEQ2SEQ, SIZES, VOCABULARY, causal, translation
 from multimax.convert.sites import function_module, mark_of, marked
 
 BY_NAME = {own.name: own for own in ARCHITECTURES}
@@ -459,10 +460,9 @@ def test_softmax_with_a_trained_temperature():
     assert model.bert.encoder.layer[0].attention.self.reweight.log_temperature.grad.abs().min() > 0
 
 
-def test_sinks_need_multimax_or_softmax():
-    _, model, _ = both(BY_NAME["GPT-OSS"], reweight="entmax15")
-    with pytest.raises(NotImplementedError, match="sinks"):
-        model(**BY_NAME["GPT-OSS"].inputs())
+def test_sinks_need_multimax():
+    with pytest.raises(ValueError, match=r"'model.layers.0.self_attn': it takes multimax only"):
+        both(BY_NAME["GPT-OSS"], reweight="entmax15")
 
 
 def test_per_head(architecture):
@@ -808,3 +808,243 @@ def test_inside_another_module(tmp_path):
     inner.save_pretrained(tmp_path)
     again = multimax.from_pretrained(transformers.AutoModelForMaskedLM, tmp_path)
     assert len(list(marked(again))) == 2
+
+
+# ---- defects that once were there ----
+
+
+def nllb_moe():
+    settings = {**SEQ2SEQ, "num_experts": 2, "encoder_sparse_step": 2, "decoder_sparse_step": 2, "expert_capacity": 8}
+    return transformers.NllbMoeForConditionalGeneration(transformers.NllbMoeConfig(**settings)).eval()
+
+
+def pegasus_x():
+    settings = {**SEQ2SEQ, "num_global_tokens": 2, "block_size": 4, "forced_eos_token_id": None}
+    return transformers.PegasusXForConditionalGeneration(transformers.PegasusXConfig(**settings)).eval()
+
+
+@pytest.mark.parametrize("build", [nllb_moe, pegasus_x])
+@pytest.mark.parametrize("where", ["attention", "output"])
+def test_models_that_know_no_sdpa_keep_their_masks(build, where):
+    """Their modules do not say that they are causal, and other layers add the mask as numbers."""
+    torch.manual_seed(0)
+    original = build()
+    inputs = {**translation(), "attention_mask": torch.ones(2, 11, dtype=torch.long)}
+    inputs["attention_mask"][0, 8:] = 0
+    if build is pegasus_x and where == "attention":
+        with pytest.raises(ValueError, match="PegasusXGlobalLocalAttention does not use"):
+            multimax.convert_(copy.deepcopy(original), where=where)
+    model = copy.deepcopy(original)
+    multimax.convert_(model, where=where, strict=False)
+    assert (model(**inputs).logits - original(**inputs).logits).abs().max() < 2e-6
+
+
+def test_converting_the_output_alone_leaves_attention_alone():
+    _, model, report = both(BY_NAME["BERT"], where="output")
+    assert model.config._attn_implementation == "sdpa"
+    with Calls() as calls:
+        model(**BY_NAME["BERT"].inputs())
+    assert calls.sdpa == 2
+    assert len(report) == 1
+
+
+def test_a_part_of_a_checkpoint_says_nothing_of_the_rest(tmp_path):
+    from transformers.trainer_utils import load_sharded_checkpoint
+
+    _, model, _ = both(BY_NAME["BERT"], where=("attention", "output"))
+    move(model)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    for key in before:
+        if "multimax" not in key:
+            model.load_state_dict({key: before[key]}, strict=False)
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, before[key]), key
+    # files of which each has a few tensors, in any order
+    model.save_pretrained(tmp_path, max_shard_size="2KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 5
+    again = both(BY_NAME["BERT"], where=("attention", "output"))[1]
+    load_sharded_checkpoint(again, tmp_path, strict=False)
+    for key, value in again.state_dict().items():
+        assert torch.equal(value, before[key]), key
+
+
+def test_weights_that_files_hold_once_count_once():
+    original, model, _ = both(BY_NAME["GPT2"], where=("attention", "output"))
+    move(model)
+    state = original.state_dict()
+    del state["lm_head.weight"]  # tied to the embedding
+    model.load_state_dict(state, strict=False)
+    inputs = BY_NAME["GPT2"].inputs()
+    assert (model(**inputs).logits - original(**inputs).logits).abs().max() < 2e-6
+
+
+@pytest.mark.parametrize("way", ["forward", "layers", "inner"])
+def test_compiled_parts_are_reached(way):
+    original, model, _ = both(BY_NAME["BERT"])
+    torch._dynamo.reset()
+    if way == "forward":
+        model.forward = torch.compile(model.forward, backend="eager")
+    elif way == "layers":
+        for layer in model.bert.encoder.layer:
+            layer.compile(backend="eager")
+    else:
+        model.bert = torch.compile(model.bert, backend="eager")
+    ids = BY_NAME["BERT"].inputs()["input_ids"]
+    with torch.no_grad():
+        for _ in range(2):
+            assert (model(input_ids=ids).logits - original(input_ids=ids).logits).abs().max() < 2e-6
+    assert not model._forward_hooks
+    torch._dynamo.reset()
+
+
+def test_another_implementation_is_an_error_in_parts_and_compiled():
+    _, model, _ = both(BY_NAME["BERT"])
+    ids = BY_NAME["BERT"].inputs()["input_ids"]
+    model(input_ids=ids)
+    model.set_attn_implementation("sdpa")
+    with pytest.raises(RuntimeError, match="expected the attention implementation"):
+        model.bert(input_ids=ids)
+    torch._dynamo.reset()
+    with torch.no_grad(), pytest.raises(Exception, match="expected the attention implementation"):
+        torch.compile(model, backend="eager")(input_ids=ids)
+    torch._dynamo.reset()
+
+
+def test_softmax_in_modules_with_modules_like_attention_in_them():
+    from transformers.models.rf_detr.modeling_rf_detr import RfDetrMultiscaleDeformableAttention
+
+    config = transformers.RfDetrConfig()
+    model = nn.Sequential(RfDetrMultiscaleDeformableAttention(config, 4, 4), nn.Softmax(-1))
+    with pytest.raises(ValueError, match="'0': RfDetrMultiscaleDeformableAttention does not use"):
+        multimax.convert_(model)
+
+
+def test_a_batch_without_images():
+    """What does not run is looked at when it does."""
+    vision = {key: value for key, value in BY_NAME["ViT"].settings.items() if key != "num_labels"}
+    config = transformers.CLIPConfig(text_config={**SIZES, "max_position_embeddings": 16}, vision_config=vision)
+
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            model = transformers.CLIPModel(config)
+            self.text, self.images = model.text_model, model.vision_model
+
+        def forward(self, ids=None, pixels=None):
+            text = None if ids is None else self.text(ids).pooler_output
+            return text if pixels is None else self.images(pixels).pooler_output
+
+    ids, pixels = torch.tensor([[5, 6, 7, 2]]), BY_NAME["ViT"].inputs()["pixel_values"]
+    model = Both().eval()
+    multimax.convert_(model)
+    model(ids)
+    assert model._forward_hooks  # still waiting
+    model(pixels=pixels)
+    assert not model._forward_hooks
+    multimax.revert_(model)
+    with pytest.raises(RuntimeError, match=r"got none to 'images"):
+        multimax.convert_(model, probe={"ids": ids})  # a probe has to reach all
+    multimax.convert_(model)
+    model.images.encoder.layers[1].forward = lambda hidden, *args, **kwargs: hidden
+    model(ids)
+    with pytest.raises(RuntimeError, match=r"got none to 'images.encoder.layers.1.self_attn'"):
+        model(pixels=pixels)
+
+
+def test_a_part_of_what_was_saved(tmp_path):
+    vision = {key: value for key, value in BY_NAME["ViT"].settings.items() if key != "num_labels"}
+    config = transformers.CLIPConfig(text_config={**SIZES, "max_position_embeddings": 16}, vision_config=vision)
+    model = transformers.CLIPModel(config).eval()
+    multimax.convert_(model)
+    move(model)
+    model.save_pretrained(tmp_path)
+    again = multimax.from_pretrained(transformers.CLIPVisionModel, tmp_path)
+    pixels = BY_NAME["ViT"].inputs()["pixel_values"]
+    difference = again(pixels).pooler_output - model.vision_model(pixels).pooler_output
+    assert difference.abs().max() < 1e-6
+    with pytest.raises(ValueError, match=r"expected a BertConfig for BertModel .* got CLIPConfig"):
+        multimax.from_pretrained(BertModel, tmp_path)
+    with pytest.raises(TypeError, match="model class of transformers, got 'bert'"):
+        multimax.from_pretrained("bert", tmp_path)
+
+
+def test_layers_with_values_where_the_others_have_none_yet(tmp_path):
+    """DiffLlama's first parameter is real while transformers loads the others."""
+    torch.manual_seed(0)
+    model = transformers.DiffLlamaForCausalLM(transformers.DiffLlamaConfig(**ROTARY)).eval()
+    multimax.convert_(model)
+    move(model)
+    model.save_pretrained(tmp_path)
+    again = multimax.from_pretrained(transformers.AutoModelForCausalLM, tmp_path)
+    ids = causal()["input_ids"]
+    assert torch.equal(again(ids).logits, model(ids).logits)
+
+
+def test_plain_weights_into_a_model_without_values():
+    original = BY_NAME["BERT"].build()
+    with torch.device("meta"):
+        model = transformers.BertForMaskedLM(BertConfig(**SIZES)).eval()
+        multimax.convert_(model)
+    model.load_state_dict(original.state_dict(), strict=False, assign=True)
+    function = model.bert.encoder.layer[0].attention.self.multimax
+    assert function.coefs.tolist() == [[0, 0], [0, 0]]
+    assert function.knots.tolist() == [[-0.5, 0.5], [-1, 1]]
+
+
+def test_outputs_that_are_not_the_last_word():
+    for model, reason in (
+        (transformers.BertForSequenceClassification(BertConfig(**SIZES, num_labels=1)), "num_labels=1"),
+        (
+            transformers.BertForSequenceClassification(BertConfig(**SIZES, problem_type="multi_label_classification")),
+            "problem_type='multi_label_classification'",
+        ),
+        (
+            transformers.T5GemmaForConditionalGeneration(
+                transformers.T5GemmaConfig(encoder={**ROTARY}, decoder={**ROTARY}, final_logit_softcapping=30.0)
+            ),
+            "final_logit_softcapping",
+        ),
+    ):
+        with pytest.raises(ValueError, match=f"sigma must come last|{re.escape(reason)}"):
+            multimax.convert_(model, where="output")
+    model = BY_NAME["Marian"].build()
+    model.final_logits_bias[0, 3] = 1.0
+    with pytest.raises(ValueError, match="adds final_logits_bias to the logits"):
+        multimax.convert_(model, where="output")
+    # the words' softcap is none of a classifier's
+    model = transformers.Gemma2ForSequenceClassification(transformers.Gemma2Config(**ROTARY, num_labels=3))
+    assert [layer.name for layer in multimax.convert_(model, where="output")] == ["score"]
+    settings = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
+    convolutions = {"conv_dim": (8,), "conv_stride": (2,), "conv_kernel": (3,), "num_conv_pos_embedding_groups": 2}
+    model = transformers.Wav2Vec2ForCTC(transformers.Wav2Vec2Config(**settings, **convolutions, vocab_size=20))
+    assert [layer.name for layer in multimax.convert_(model, where="output")] == ["lm_head"]
+
+
+def test_the_configuration_is_the_same_object_again():
+    model = BY_NAME["BERT"].build()
+    config = model.config
+    multimax.convert_(model)
+    assert model.config is not config
+    multimax.revert_(model)
+    assert model.config is config
+    multimax.convert_(model)
+    model.config.hidden_dropout_prob = 0.3
+    multimax.revert_(model)
+    assert model.config.hidden_dropout_prob == 0.3
+    model.bert.encoder.layer[1].forward = lambda hidden, *args, **kwargs: hidden
+    config = model.config
+    with pytest.raises(RuntimeError, match="got none to"):
+        multimax.convert_(model, probe={"input_ids": torch.tensor([[5]])})
+    assert model.config is config
+
+
+def test_a_model_made_from_a_converted_models_configuration():
+    _, converted, _ = both(BY_NAME["BERT"])
+    model = transformers.BertForMaskedLM(converted.config).eval()
+    with pytest.raises(RuntimeError, match="expected BertSelfAttention to be converted"):
+        model(**BY_NAME["BERT"].inputs())
+    multimax.convert_(model)
+    model(**BY_NAME["BERT"].inputs())
+    multimax.revert_(model)
+    assert model.config._attn_implementation == "sdpa"
+    model(**BY_NAME["BERT"].inputs())

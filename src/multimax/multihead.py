@@ -54,6 +54,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         (torch.Size([2, 10, 64]), torch.Size([2, 10, 10]))
     """
 
+    softmax_if_missing = True
+
     def __init__(
         self,
         embed_dim: int,
@@ -122,7 +124,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         """A state_dict of torch's module has no parameters of the function: then MultiMax is softmax, and what else
         there is stays as it is."""
         own = {name: t for name, t in self.state_dict().items() if name.split(".")[0] in OWN}
-        if f"{prefix}out_proj.weight" in state_dict and not any(f"{prefix}{name}" in state_dict for name in own):
+        others = self.state_dict().keys() - own.keys()
+        whole = all(f"{prefix}{name}" in state_dict for name in others)  # a part says nothing of the rest
+        if self.softmax_if_missing and whole and not any(f"{prefix}{name}" in state_dict for name in own):
             for name, t in own.items():
                 state_dict[f"{prefix}{name}"] = torch.zeros_like(t) if name == "multimax.coefs" else t.detach().clone()
         super()._load_from_state_dict(state_dict, prefix, *args)

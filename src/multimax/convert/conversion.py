@@ -107,7 +107,11 @@ def _chosen(
     sites: list[Site], layers: Collection[str] | None, filter_fn: Callable[[nn.Module, str], bool] | None
 ) -> tuple[list[Site], list[Site]]:
     """The sites that were asked for, and the others."""
+    if filter_fn is not None and not callable(filter_fn):
+        raise TypeError(f"multimax: expected filter_fn to be a function of (module, name), got {filter_fn!r}")
     if layers is not None:
+        if isinstance(layers, Collection) and not layers:
+            raise ValueError("multimax: expected layers to name at least one layer, got none")
         if isinstance(layers, str) or not isinstance(layers, Collection) or not all(isinstance(n, str) for n in layers):
             raise TypeError(f"multimax: expected layers to be several full names of layers, got {layers!r}")
         for name in layers:
@@ -138,6 +142,8 @@ def _why_not(site: Site, recipe: Recipe) -> str | None:
         return site.why_not
     if site.kind == "output":
         return recipe.why_not_output()
+    if site.only and recipe.name not in site.only:
+        return f"it takes {', '.join(site.only)} only"
     needed = recipe.heads
     if site.heads is None and (recipe.per_head or needed is not None):
         return "how many heads it has is not known"
@@ -214,6 +220,10 @@ def convert_(
     """
     _check_model(model)
     where = _checked_where(where)
+    if output is not None and "output" not in where:
+        raise ValueError(f"multimax: expected output={output!r} with 'output' in where, got where={where!r}")
+    if probe is not None:
+        verification.check_probe(probe)
     recipe = Recipe(reweight, order, per_head, init)
     _check_not_converted(model)
     sites = _all_sites(model, where, output)
@@ -245,6 +255,7 @@ def _apply(model: nn.Module, sites: list[Site], functions: list[nn.Module], prob
             converted.append(_attach(model, site, function))
         for library in _in_use():
             library.finish(model)
+        allow_softmax(model)
         verification.expect(model)
         if probe is not None:
             verification.probe(model, probe)
@@ -281,6 +292,8 @@ def _checked_where(where: object) -> tuple[str, ...]:
 
 def _attach(model: nn.Module, site: Site, function: nn.Module) -> Layer:
     device, dtype = _device_and_dtype(site.module, model)
+    if any(own.is_meta for own in function.parameters()):  # its values are still to come, as all of the model's
+        device = torch.device("meta")
     function.to(device=device, dtype=dtype).train(site.module.training)
     mark = Mark(site.library, site.kind, class_name(site.module))
     if site.library == OUTPUT:
@@ -289,14 +302,8 @@ def _attach(model: nn.Module, site: Site, function: nn.Module) -> Layer:
     else:
         module = _library(site.library).attach(model, site, function, mark)
     set_mark(module, mark)
-    allow_softmax(_holder(model, site.name, module))
     parameters = sum(p.numel() for p in function.parameters())
     return Layer(site.name, site.kind, mark.was, str(function), parameters)
-
-
-def _holder(model: nn.Module, name: str, module: nn.Module) -> nn.Module:
-    """The module that has the reweighting module as its child."""
-    return module if function_module(module) is not None else model.get_submodule(name.rpartition(".")[0])
 
 
 def revert_(model: nn.Module) -> Report:
@@ -333,9 +340,9 @@ def revert_(model: nn.Module) -> Report:
 def _revert_root(model: nn.Module, prefix: str) -> list[Layer]:
     """Of the very module that was converted."""
     verification.forget(model)
+    forbid_softmax(model)
     layers = []
     for name, module, mark in list(marked(model)):
-        forbid_softmax(_holder(model, name, module))
         now = name_of(function_module(module) or module)  # type: ignore[arg-type]  # the softmax that was replaced
         if mark.library == OUTPUT:
             heads.detach_head(module)

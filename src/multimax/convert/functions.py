@@ -34,9 +34,16 @@ class Recipe:
                 "multimax: expected reweight to be a name or a module of multimax.reweighting, got "
                 f"{reweight if isinstance(reweight, type) else type(reweight).__name__}"
             )
+        if not isinstance(per_head, bool):
+            raise TypeError(f"multimax: expected per_head to be a bool, got {per_head!r}")
         self.per_head = per_head
         self.prototype: MultiMax | Reweighter
         if reweight == "multimax":
+            pair = isinstance(init, tuple) and len(init) == 2 and all(isinstance(t, Tensor) for t in init)
+            if not isinstance(init, str) and not pair:
+                raise TypeError(
+                    f"multimax: expected init to be a name or a pair of tensors (coefs, knots), got {init!r}"
+                )
             heads = None if isinstance(init, str) or init[0].ndim < 3 else init[0].shape[0]
             self.prototype = MultiMax(order, init=init, heads=heads)
             return

@@ -5,29 +5,42 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from multimax.convert.functions import describe, from_description
 from multimax.modules import MultiMax
 from multimax.reweighting.modules import Reweighter
 
 
-def _softmax_if_missing(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
-    """Lets a layer take a state_dict that knows the layer, but not its reweighting function: MultiMax becomes softmax,
-    and another function stays as it is."""
-    for name, child in module.named_children():
-        own = child.state_dict(prefix=f"{prefix}{name}.") if isinstance(child, MultiMax | Reweighter) else {}
-        known = any(key.startswith(prefix) and key not in own for key in state_dict)
-        if known and not any(key in state_dict for key in own):
-            for key, value in own.items():
-                state_dict[key] = torch.zeros_like(value) if key.endswith("coefs") else value.detach().clone()
+def _softmax_if_missing(model: nn.Module, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
+    """Lets a model take a state_dict that is all of it but its reweighting functions: MultiMax becomes softmax, and
+    another function stays as it is. A part of a checkpoint, such as one of several files, says nothing of the rest."""
+    functions = {
+        n: m for n, m in model.named_modules(prefix=prefix.rstrip(".")) if isinstance(m, MultiMax | Reweighter)
+    }
+    own = {key: (name, m) for name, m in functions.items() for key in m.state_dict(prefix=f"{name}.")}
+    if not own or any(key in state_dict for key in own):
+        return
+    there: dict[int | str, bool] = {}  # tied weights, of which files may hold one, count as one
+    for key, value in model.state_dict(prefix=prefix, keep_vars=True).items():
+        if key not in own:
+            same = id(value) if isinstance(value, Tensor) else key
+            there[same] = there.get(same, False) or key in state_dict
+    if not there or not all(there.values()):
+        return
+    for name, module in functions.items():
+        values = module.state_dict()
+        if any(value.is_meta for value in values.values()):  # there are none yet
+            values = from_description(describe(module)).state_dict()
+        for key, value in values.items():
+            state_dict[f"{name}.{key}"] = torch.zeros_like(value) if key == "coefs" else value.detach().clone()
 
 
-def allow_softmax(layer: nn.Module) -> None:
-    """Has the layer take such a state_dict."""
-    forbid_softmax(layer)
-    layer.register_load_state_dict_pre_hook(_softmax_if_missing)
+def allow_softmax(model: nn.Module) -> None:
+    """Has the model take such a state_dict."""
+    model.register_load_state_dict_pre_hook(_softmax_if_missing)
 
 
-def forbid_softmax(layer: nn.Module) -> None:
+def forbid_softmax(model: nn.Module) -> None:
     """Has it raise again if keys are missing. The hook is found by its function: a handle would not survive a copy."""
-    for key, hook in list(layer._load_state_dict_pre_hooks.items()):
+    for key, hook in list(model._load_state_dict_pre_hooks.items()):
         if getattr(hook, "hook", None) is _softmax_if_missing:
-            del layer._load_state_dict_pre_hooks[key]
+            del model._load_state_dict_pre_hooks[key]

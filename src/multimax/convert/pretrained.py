@@ -43,10 +43,22 @@ def from_pretrained(cls: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
 
     from multimax.convert import transformers as ours
 
+    if not isinstance(cls, type) or not hasattr(cls, "from_pretrained"):
+        raise TypeError(f"multimax: expected cls to be a model class of transformers, got {cls!r}")
     config = kwargs.pop("config", None)
     if config is None:
         hub = {name: kwargs[name] for name in (*HUB, "trust_remote_code") if name in kwargs}
         config = AutoConfig.from_pretrained(path, **hub)
+    own_class = getattr(cls, "config_class", None)
+    if own_class is not None and not isinstance(config, own_class):  # a part of the model that was saved
+        parts = [getattr(config, name, None) for name in config.sub_configs]
+        found = [part for part in parts if isinstance(part, own_class)]
+        if len(found) != 1:
+            raise ValueError(
+                f"multimax: expected a {own_class.__name__} for {cls.__name__} in {str(path)!r}, got "
+                f"{type(config).__name__}"
+            )
+        config = found[0]
     described = getattr(config, "multimax", None)
     if described is None:
         raise ValueError(

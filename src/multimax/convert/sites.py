@@ -22,6 +22,7 @@ class Site:
         library: the file of this package that converts it.
         heads: number of attention heads, if known.
         why_not: why it cannot be converted; None if it can.
+        only: names of the functions that can stand in it; all, if empty.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Site:
     library: str
     heads: int | None = None
     why_not: str | None = None
+    only: tuple[str, ...] = ()
 
 
 @dataclass

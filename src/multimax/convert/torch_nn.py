@@ -39,6 +39,7 @@ def attach(model: nn.Module, site: Site, function: nn.Module, mark: Mark) -> nn.
     mark.before["_qkv_same_embed_dim"] = module.__dict__["_qkv_same_embed_dim"]
     module.__class__ = MultiheadAttention
     module.__dict__["_qkv_same_embed_dim"] = False  # see MultiheadAttention
+    module.__dict__["softmax_if_missing"] = False  # the whole model has a say: see loading.py
     module.add_module("multimax" if isinstance(function, MultiMax) else "reweight", function)
     module.register_module("attn_scale", None)
     return module
@@ -53,6 +54,7 @@ def detach(model: nn.Module, name: str, module: nn.Module) -> None:
         return
     for child in ("multimax", "reweight", "attn_scale"):
         module._modules.pop(child, None)
+    del module.__dict__["softmax_if_missing"]
     module.__class__ = nn.MultiheadAttention
     module.__dict__.update(mark.before)
 

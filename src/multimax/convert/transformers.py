@@ -5,8 +5,9 @@ Shapes: B batches, H query heads, Hkv key heads, Lq queries, Lk keys, D entries 
 
 import copy
 import inspect
+import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -25,8 +26,9 @@ from multimax.reweighting.modules import Reweighter
 from multimax.score_blocks import takes_part
 
 LIBRARY = "transformers"
-NAME = "multimax"  # of the attention implementation
-BEFORE = "_multimax_attn_before"  # a module's attention implementation before
+# The attention implementation: with masks as for sdpa, or in numbers, as what the model had before.
+NAME, NAME_IN_NUMBERS = NAMES = ("multimax", "multimax_mask_in_numbers")
+BEFORE = "_multimax_attn_before"  # a module's attention implementation and configuration before
 LEFT = "_multimax_left"  # on attention modules that stay with softmax in a converted model
 VERSION = 1  # of what is written into a configuration
 
@@ -51,22 +53,38 @@ BIAS_IN_MASK = (
     "SamAttention",
     "SamHQAttention",
 )
-# Models that compute with the mask before attention, and need it in numbers: in 0 and the dtype's lowest value.
+# Models that compute with the mask before attention, and need it in numbers even where they know sdpa.
 MASK_IN_NUMBERS = ("beit", "deepseek_v4", "gemma4_audio")
-CLASSIFIERS = ("classifier", "score", "qa_outputs", "classification_head", "cls_classifier", "distillation_classifier")
-# Settings of models that change the logits after the output layer, which would then come after sigma.
-AFTER_HEAD = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+CLASSIFIERS = (
+    "classifier",
+    "score",
+    "qa_outputs",
+    "classification_head",
+    "cls_classifier",
+    "distillation_classifier",
+    "lm_head",  # for CTC, where it is no output embedding
+    "ctc_head",
+)
+# Settings of models that change the logits of words after the output layer, which would then come after sigma.
+AFTER_HEAD = (
+    "final_logit_softcapping",
+    "logits_soft_cap",
+    "logit_scale",
+    "logits_scaling",
+    "output_multiplier",
+    "lm_head_multiplier",
+)
 
 
 def _calls_interface(module: nn.Module) -> bool:
     """Whether a module gets its attention function from the interface."""
-    return _asks(type(module).forward)
+    return _mentions(type(module).forward, "ALL_ATTENTION_FUNCTIONS")
 
 
 @cache
-def _asks(forward: Callable[..., Any]) -> bool:
+def _mentions(forward: Callable[..., Any], words: str) -> bool:
     try:
-        return "ALL_ATTENTION_FUNCTIONS" in inspect.getsource(inspect.unwrap(forward))
+        return words in inspect.getsource(inspect.unwrap(forward))
     except (OSError, TypeError):
         return False
 
@@ -87,7 +105,8 @@ def sites(model: nn.Module) -> list[Site]:
     modules = dict(model.named_modules())
     using = {name: module for name, module in modules.items() if _calls_interface(module)}
     found = [
-        Site(name, module, "attention", LIBRARY, _heads(module), _why_not(module)) for name, module in using.items()
+        Site(name, module, "attention", LIBRARY, _heads(module), _why_not(module), _only(module))
+        for name, module in using.items()
     ]
     for name, module in modules.items():
         own = type(module)
@@ -95,17 +114,29 @@ def sites(model: nn.Module) -> list[Site]:
             continue
         inside = any(_part(name, other) or _part(other, name) for other in using)
         torch_own = any(isinstance(m, nn.MultiheadAttention) for m in module.modules())
-        deeper = any(re.search("Attention|Attn", type(m).__name__) for m in module.modules() if m is not module)
-        if not inside and not torch_own and not deeper and next(module.parameters(), None) is not None:
+        if not inside and not torch_own and _computes_softmax(module):
             why_not = f"{own.__name__} does not use transformers' attention interface"
             found.append(Site(name, module, "attention", LIBRARY, None, why_not))
     return found
 
 
+def _computes_softmax(module: nn.Module) -> bool:
+    """Whether there is softmax in its class's own code; yes, where that cannot be read."""
+    try:
+        return re.search("softmax|scaled_dot_product_attention", inspect.getsource(type(module))) is not None
+    except (OSError, TypeError):
+        return True
+
+
 def _why_not(module: nn.Module) -> str | None:
-    if "block_indices=" in inspect.getsource(inspect.unwrap(type(module).forward)):
+    if _mentions(type(module).forward, "block_indices=") and getattr(module, "indexer", None) is not None:
         return f"{type(module).__name__} chooses blocks of keys outside of its mask"
     return None
+
+
+def _only(module: nn.Module) -> tuple[str, ...]:
+    """Attention sinks take part in a softmax's sum."""
+    return ("multimax",) if _mentions(type(module).forward, "s_aux=") else ()
 
 
 def _part(name: str, outer: str) -> bool:
@@ -131,12 +162,31 @@ def output_names(model: nn.Module) -> list[str]:
 
 def why_not_output(model: nn.Module, name: str) -> str | None:
     """Why logits of this model cannot be modulated in this layer."""
-    config = getattr(model, "config", None)
-    for setting in AFTER_HEAD:
-        value = getattr(config, setting, None)
-        if isinstance(model, PreTrainedModel) and value is not None and value != 1:
-            return f"{type(model).__name__} changes the logits after it ({setting}={value}), and sigma must come last"
+    if not isinstance(model, PreTrainedModel):
+        return None
+    own, config = type(model).__name__, model.config
+    if model.get_output_embeddings() is model.get_submodule(name):
+        for setting, value in itertools.chain.from_iterable(_settings(config)):
+            if setting in AFTER_HEAD and value is not None and value != 1:
+                return f"{own} changes the logits after it ({setting}={value}), and sigma must come last"
+        added = getattr(model, "final_logits_bias", None)
+        if isinstance(added, Tensor) and bool(added.any()):
+            return f"{own} adds final_logits_bias to the logits after it, and sigma must come last"
+    elif getattr(config, "classifier_pooling", None) == "late":
+        return f"{own} takes means of the logits after it, and sigma must come last"
+    elif config.problem_type in ("regression", "multi_label_classification"):
+        return f"{own} has no softmax after it (problem_type={config.problem_type!r})"
+    elif "SequenceClassification" in own and config.num_labels == 1:
+        return f"{own} has no softmax after it (num_labels=1)"
     return None
+
+
+def _settings(config: Any) -> Iterator[Any]:
+    """Names and values of a configuration, and of those in it."""
+    yield config.__dict__.items()
+    for name in config.sub_configs:
+        if getattr(config, name, None) is not None:
+            yield from _settings(getattr(config, name))
 
 
 def attach(model: nn.Module, site: Site, function: nn.Module, mark: Mark) -> nn.Module:
@@ -156,58 +206,67 @@ def finish(model: nn.Module) -> None:
 
     The configurations become the model's own: others made from the same objects keep theirs.
     """
-    found = [(name, module, mark) for name, module, mark in marked(model)]
-    if not any(isinstance(module, PreTrainedModel) for module in model.modules()):
-        found = [own for own in found if own[2].library == LIBRARY]
-    _forget_hook(model)
-    if found:
-        _switch_on(model)
-        names = tuple((name, mark.kind) for name, _, mark in found)
-        model.register_forward_pre_hook(StillConverted(names))
-        _write_settings(model)
-    else:
+    found = list(marked(model))
+    models = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+    for module in model.modules():
+        _forget_hooks(module)
+    if not found:
         _switch_off(model)
+        return
+    heads = tuple(name for name, _, mark in found if mark.kind == "output")
+    if models and heads:
+        model.register_forward_pre_hook(SameHeads(heads))
+    attention = any(mark.library == LIBRARY for _, _, mark in found)
+    if models or attention:
+        _own_configurations(model)
+    if attention:
+        _switch_on(model)
+    _write_settings(model)
 
 
 class StillConverted:
-    """A forward hook of a converted model. ``set_attn_implementation``, and what calls it in transformers, would bring
-    softmax back, and ``resize_token_embeddings`` puts a new output layer in the place of the converted one.
+    """A forward hook of a converted attention module. ``set_attn_implementation``, and what calls it in transformers,
+    would bring softmax back."""
+
+    def __call__(self, module: nn.Module, args: object) -> None:
+        """Raises if the module would compute something else."""
+        own = module.config._attn_implementation  # type: ignore[union-attr]
+        if own not in NAMES:
+            raise RuntimeError(
+                f"multimax: expected the attention implementation {NAME!r} in a converted model, got {own!r}; set it "
+                f"back with model.set_attn_implementation({NAME!r}), or take the conversion back with multimax.revert_"
+            )
+
+
+class SameHeads:
+    """A forward hook of a converted model: ``resize_token_embeddings`` puts a new output layer in the place of the
+    converted one.
 
     Args:
-        layers: full names and kinds of the converted layers.
+        names: full names of the output layers.
     """
 
-    def __init__(self, layers: tuple[tuple[str, str], ...]) -> None:
-        self.layers = layers
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.names = names
 
     def __call__(self, model: nn.Module, args: object) -> None:
-        """Raises if a layer is not what it was converted to."""
-        if torch.compiler.is_compiling():
-            return
-        for name, kind in self.layers:
+        """Raises if one of them is not the converted one."""
+        for name in self.names:
             module = model.get_submodule(name)
             if getattr(module, MARK, None) is None:
                 raise RuntimeError(
                     f"multimax: expected {name!r} to be converted, got {type(module).__name__} in its place, without "
                     "its parameters; change the model first, then convert it"
                 )
-            if kind == "attention" and getattr(module, BEFORE, None) is not None:
-                own = module.config._attn_implementation  # type: ignore[union-attr]
-                if own != NAME:
-                    raise RuntimeError(
-                        f"multimax: expected the attention implementation {NAME!r} in a converted model, got {own!r}; "
-                        f"set it back with model.set_attn_implementation({NAME!r}), or take the conversion back with "
-                        "multimax.revert_"
-                    )
 
 
-def _forget_hook(model: nn.Module) -> None:
-    for key, hook in list(model._forward_pre_hooks.items()):
-        if isinstance(hook, StillConverted):
-            del model._forward_pre_hooks[key]
+def _forget_hooks(module: nn.Module) -> None:
+    for key, hook in list(module._forward_pre_hooks.items()):
+        if isinstance(hook, StillConverted | SameHeads):
+            del module._forward_pre_hooks[key]
 
 
-def _holders(model: nn.Module) -> list[nn.Module]:
+def _holders(model: nn.Module) -> list[Any]:
     """Modules whose configuration says which attention runs: those that call it and the models around them."""
     names = [name for name, module in model.named_modules() if _calls_interface(module)]
     return [
@@ -217,28 +276,52 @@ def _holders(model: nn.Module) -> list[nn.Module]:
     ]
 
 
-def _switch_on(model: nn.Module) -> None:
-    own: dict[int, Any] = {}
-    holders = _holders(model)
-    before = [module.config._attn_implementation for module in holders]  # type: ignore[union-attr]
-    replaced = {id(module.config) for module in holders}
+def _own_configurations(model: nn.Module) -> None:
+    """Copies of the configurations, for this model alone."""
+    copies: dict[int, Any] = {}
     for module in model.modules():
-        if id(getattr(module, "config", None)) in replaced:
-            module.config = copy.deepcopy(module.config, own)
-    for module, name in zip(holders, before, strict=True):
-        module.__dict__[BEFORE] = name
-        module.config._attn_implementation_internal = NAME  # type: ignore[union-attr]
-        if _calls_interface(module) and getattr(module, MARK, None) is None:
+        config: Any = getattr(module, "config", None)
+        if hasattr(config, "_attn_implementation"):
+            module.__dict__[BEFORE] = (config, config._attn_implementation)
+            module.config = copy.deepcopy(config, copies)
+
+
+def _switch_on(model: nn.Module) -> None:
+    models = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+    for module in _holders(model):
+        config, before = module.__dict__[BEFORE]
+        if before in NAMES:  # a configuration of another converted model
+            before = "sdpa" if all(own._supports_sdpa for own in models) else "eager"
+            module.__dict__[BEFORE] = (config, before)
+        numbers = before == "eager" or module.config.model_type in MASK_IN_NUMBERS
+        module.config._attn_implementation_internal = NAME_IN_NUMBERS if numbers else NAME
+        if getattr(module, MARK, None) is not None:
+            module.register_forward_pre_hook(StillConverted())
+        elif _calls_interface(module):
+            if reason := _why_not(module):
+                raise ValueError(
+                    f"multimax: expected to leave {type(module).__name__} with softmax, got one that cannot stand "
+                    f"beside converted layers: {reason}"
+                )
             module.__dict__[LEFT] = True
 
 
 def _switch_off(model: nn.Module) -> None:
+    holders: list[Any] = [module for module in model.modules() if BEFORE in module.__dict__]
+    copies: dict[int, tuple[Any, Any]] = {}
+    for module in holders:
+        config, before = module.__dict__[BEFORE]
+        module.config._attn_implementation_internal = before
+        forget_settings(module.config)
+        copies[id(module.config)] = (module.config, config)
+    # the very objects that were there before, unless somebody has changed something since
+    same = all(own.to_dict() == config.to_dict() for own, config in copies.values())
+    for module in holders:
+        config, before = module.__dict__.pop(BEFORE)
+        if same and config._attn_implementation == before:
+            module.config = config
     for module in model.modules():
         module.__dict__.pop(LEFT, None)
-        if BEFORE in module.__dict__:
-            module.config._attn_implementation_internal = module.__dict__.pop(BEFORE)  # type: ignore[union-attr]
-        if isinstance(module, PreTrainedModel):
-            forget_settings(module.config)
 
 
 def _write_settings(model: nn.Module) -> None:
@@ -324,7 +407,7 @@ def attention_forward(
         )
     if kwargs.get("cache") is not None:
         raise NotImplementedError("multimax: expected an ordinary cache, got a paged one, which is not supported")
-    if mark is not None and not torch.compiler.is_compiling():
+    if mark is not None and not mark.reached:
         mark.reached = True
     queries, keys = query.shape[2], key.shape[2]
     causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
@@ -405,11 +488,6 @@ def _with_sinks(
     return out * kept, weights * kept
 
 
-def attention_mask(*args: Any, config: Any = None, **kwargs: Any) -> Tensor | None:
-    """The mask that goes with :func:`attention_forward`: boolean, or None for all keys or for causal attention."""
-    numbers = getattr(config, "model_type", None) in MASK_IN_NUMBERS
-    return (eager_mask if numbers else sdpa_mask)(*args, config=config, **kwargs)
-
-
-AttentionInterface.register(NAME, attention_forward)
-AttentionMaskInterface.register(NAME, attention_mask)
+for name, mask_function in ((NAME, sdpa_mask), (NAME_IN_NUMBERS, eager_mask)):
+    AttentionInterface.register(name, attention_forward)
+    AttentionMaskInterface.register(name, mask_function)

@@ -10,6 +10,7 @@ from multimax.convert.sites import mark_of, marked
 
 # Layers whose forward is their library's: there only the attention function knows that it was called.
 TELL_THEMSELVES = ("transformers",)
+RAN = "_multimax_ran"
 
 
 class Reached:
@@ -18,25 +19,41 @@ class Reached:
     def __call__(self, module: nn.Module, args: object, output: object) -> None:
         """Notes it."""
         mark = mark_of(module)
-        if mark is not None and not torch.compiler.is_compiling():
+        if mark is not None and not mark.reached:
             mark.reached = True
 
 
+class Ran:
+    """A forward hook of a model within the model, such as the one for images beside the one for text."""
+
+    def __call__(self, module: nn.Module, args: object, output: object) -> None:
+        """Notes it."""
+        module.__dict__[RAN] = True
+
+
 class FirstForward:
-    """A forward hook of the model: looks once whether all have been reached."""
+    """A forward hook of the model: looks once whether all have been reached. Models in it that did not run at all, as
+    the one for images in a batch of text, are looked at when they do."""
 
     def __call__(self, model: nn.Module, args: object, output: object) -> None:
         """Raises if not."""
         if torch.compiler.is_compiling() or (model.training and _drops_layers(model)):
             return
-        names = not_reached(model)
-        forget(model)
+        waiting = [name for name, module in _parts(model) if not module.__dict__.get(RAN)]
+        unreached = not_reached(model)
+        names = [name for name in unreached if not any(name.startswith(f"{part}.") for part in waiting)]
+        if names or not unreached:
+            forget(model)
         if names:
-            raise RuntimeError(
-                f"multimax: expected the first forward of {type(model).__name__} to come to every converted layer, got "
-                f"none to {', '.join(map(repr, names))}; these would be something else than reported. Leave them out "
-                "(layers=, filter_fn=), or give an input that needs them (probe=)"
-            )
+            raise _unreached(model, names)
+
+
+def _unreached(model: nn.Module, names: list[str]) -> RuntimeError:
+    return RuntimeError(
+        f"multimax: expected the first forward of {type(model).__name__} to come to every converted layer, got none to "
+        f"{', '.join(map(repr, names))}; these would be something else than reported. Leave them out (layers=, "
+        "filter_fn=), or give an input that needs them (probe=)"
+    )
 
 
 def _drops_layers(model: nn.Module) -> bool:
@@ -51,8 +68,16 @@ def not_reached(model: nn.Module) -> list[str]:
     return [name for name, _, mark in marked(model) if not mark.reached]
 
 
+def _parts(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Models of transformers within the model that have converted layers."""
+    parts = [(name, m) for name, m in model.named_modules() if name and hasattr(type(m), "base_model_prefix")]
+    return [(name, part) for name, part in parts if next(marked(part), None) is not None]
+
+
 def expect(model: nn.Module) -> None:
     """Has the first forward look."""
+    for _, part in _parts(model):
+        part.register_forward_hook(Ran())
     for _, module, mark in marked(model):
         if mark.library not in TELL_THEMSELVES:
             module.register_forward_hook(Reached())
@@ -62,9 +87,18 @@ def expect(model: nn.Module) -> None:
 def forget(model: nn.Module) -> None:
     """Takes the hooks away. By their kind: handles would not survive a deepcopy."""
     for module in model.modules():
+        module.__dict__.pop(RAN, None)
         for key, hook in list(module._forward_hooks.items()):
-            if isinstance(hook, (FirstForward, Reached)):
+            if isinstance(hook, (FirstForward, Ran, Reached)):
                 del module._forward_hooks[key]
+
+
+def check_probe(inputs: object) -> None:
+    """What :func:`probe` takes."""
+    if not isinstance(inputs, Mapping | Tensor):
+        raise TypeError(
+            f"multimax: expected probe to be a tensor or a mapping of keyword arguments, got {type(inputs).__name__}"
+        )
 
 
 @torch.no_grad()
@@ -82,3 +116,5 @@ def probe(model: nn.Module, inputs: Mapping[str, Any] | Tensor) -> None:
         finally:
             for module, training in modes:
                 module.training = training
+    if names := not_reached(model):
+        raise _unreached(model, names)
