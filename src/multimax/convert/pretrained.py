@@ -53,12 +53,13 @@ def from_pretrained(cls: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
     if own_class is not None and not isinstance(config, own_class):  # a part of the model that was saved
         parts = [getattr(config, name, None) for name in config.sub_configs]
         found = [part for part in parts if isinstance(part, own_class)]
-        if len(found) != 1:
+        named = cls.__name__ in (config.architectures or ())  # then it is what was saved, whatever the class says
+        if len(found) != 1 and not named:
             raise ValueError(
                 f"multimax: expected a {own_class.__name__} for {cls.__name__} in {str(path)!r}, got "
                 f"{type(config).__name__}"
             )
-        config = found[0]
+        config = config if named else found[0]
     described = getattr(config, "multimax", None)
     if described is None:
         raise ValueError(

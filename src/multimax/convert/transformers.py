@@ -348,8 +348,9 @@ def _function(module: nn.Module) -> MultiMax | Reweighter:
 
 def forget_settings(config: Any) -> None:
     """Takes out of a configuration, and of those in it, what says that a model is converted."""
-    for setting in ("multimax", "attn_implementation"):
-        config.__dict__.pop(setting, None)
+    config.__dict__.pop("multimax", None)
+    if config.__dict__.get("attn_implementation") in NAMES:
+        del config.attn_implementation
     for name in config.sub_configs:
         if getattr(config, name, None) is not None:
             forget_settings(getattr(config, name))
