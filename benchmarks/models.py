@@ -1,6 +1,6 @@
 """Times a training step of whole models, converted and as they were.
 
-    python benchmarks/models.py                      everything: about four minutes
+    python benchmarks/models.py                      everything: about two minutes
     python benchmarks/models.py --quick              without the eager formula
     python benchmarks/models.py --table FILE.json    print the table of a saved run
     python benchmarks/models.py --readme FILE.json   put it into the README
@@ -158,7 +158,7 @@ def table(run: dict) -> str:
 
 def main() -> None:
     """The command line."""
-    options = measuring.command_line(__doc__, RESULTS, 100.0).parse_args()
+    options = measuring.command_line(__doc__, RESULTS, 60.0).parse_args()
     if not measuring.begin(options, "models benchmark", table):
         return
     transformers_logging.set_verbosity_error()

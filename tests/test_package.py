@@ -135,7 +135,7 @@ def test_the_table_of_conversions_is_that_of_the_tests() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
-@pytest.mark.parametrize("benchmark", ["rows", "attention", "loss", "reweighting"], indirect=True)
+@pytest.mark.parametrize("benchmark", ["rows", "attention", "loss", "reweighting", "models"], indirect=True)
 def test_readme_shows_the_saved_benchmark(benchmark: Any) -> None:
     saved = json.loads(benchmark.RESULTS.read_text())
     assert benchmark.table(saved) in (ROOT / "README.md").read_text()
