@@ -13,11 +13,13 @@ import torch
 import transformers
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AttentionInterface, BertConfig, BertModel
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 import multimax
 from architectures import ARCHITECTURES, ROTARY, SEQ2SEQ, SIZES, VOCABULARY, causal, translation
+from multimax import ops
 from multimax.convert.sites import function_module, mark_of, marked
 
 BY_NAME = {own.name: own for own in ARCHITECTURES}
@@ -85,6 +87,18 @@ class Calls(TorchFunctionMode):
         return self.seen[nn.functional.scaled_dot_product_attention]
 
 
+class Operations(TorchDispatchMode):
+    """Counts operations."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.seen[function.name()] += 1
+        return function(*args, **kwargs or {})
+
+
 # ---- what it computes ----
 
 
@@ -94,10 +108,12 @@ def test_identity(architecture):
     assert report.parameters == 8 * architecture.layers
     inputs = architecture.inputs()
     expected = original(**inputs)
-    with Calls() as calls:
+    with Calls() as calls, Operations() as operations:
         got = model(**inputs)
     assert calls.sdpa == 0
     assert calls.softmax == architecture.elsewhere
+    fused = 0 if "in blocks" in architecture.attention else architecture.layers
+    assert operations.seen["multimax::attention_forward"] == (0 if ops.unavailable else fused)
     assert all(mark.reached for _, _, mark in marked(model))
     assert (main_output(got) - main_output(expected)).abs().max() < 2e-6
     torch.testing.assert_close(loss_of(got), loss_of(expected), rtol=0, atol=2e-6)
