@@ -86,9 +86,8 @@ def competitors(model: nn.Module, quick: bool) -> dict[str, nn.Module]:
     if not quick:
         models[EAGER] = copy.deepcopy(model)
         models[EAGER].set_attn_implementation("formula")
-    for layer in list(models[ATTENTION].modules()):
+    for name, layer in models[ATTENTION].named_modules():
         if isinstance(layer, multimax.MultiMax):
-            name = next(name for name, module in models[ATTENTION].named_modules() if module is layer)
             coefs, knots = (t.float() for t in multimax.from_paper(*next(presets)))
             for own in (models[ATTENTION], models[BOTH]):
                 own.get_submodule(name).coefs.data.copy_(coefs)

@@ -247,3 +247,15 @@ ARCHITECTURES = [
         generates=True,
     ),
 ]
+
+# Those that do not use transformers' attention interface: class, configuration, settings.
+OUTSIDE: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "Bloom": ("BloomForCausalLM", "BloomConfig", {"hidden_size": 32, "n_layer": 2, "n_head": 4, "vocab_size": 50}),
+    "DeBERTa-v2": ("DebertaV2Model", "DebertaV2Config", SIZES),
+    "Longformer": ("LongformerModel", "LongformerConfig", {**SIZES, "attention_window": 4}),
+    "GPT-Neo": (
+        "GPTNeoForCausalLM",
+        "GPTNeoConfig",
+        {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "vocab_size": 50, "attention_types": [[["global"], 2]]},
+    ),
+}

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 import timm_environment
-from architectures import ARCHITECTURES
-from multimax.convert.timm import FORMS, REFUSED
+from architectures import ARCHITECTURES, OUTSIDE
+from multimax.convert.timm import FORMS, OLDER, REFUSED
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "convert.md"
 TORCH_NN = [
@@ -17,7 +17,6 @@ TORCH_NN = [
     ("nn.Softmax", "rows", "-"),
     ("nn.Linear", "-", 'yes, by `output="name"`'),
 ]
-OUTSIDE = ("Bloom", "DeBERTa-v2", "Longformer", "GPT-Neo")
 
 
 def timm_version() -> str:
@@ -37,7 +36,7 @@ def table() -> str:
         lines.append(f"| transformers | {own.name} | {own.attention} | {output} | {version} |")
     lines.append(f"| transformers | {', '.join(OUTSIDE)} | refused: outside the interface | - | {version} |")
     version = timm_version()
-    classes = ", ".join(f"`{name}`" for name in FORMS)
+    classes = ", ".join(f"`{name}`" for name in FORMS if name not in OLDER)
     lines.append(f"| timm | models with {classes} | yes | `head`, `head_dist` | {version} |")
     reasons: dict[str, list[str]] = {}
     for name, reason in REFUSED.items():

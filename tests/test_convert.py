@@ -285,7 +285,8 @@ REFUSED = {
     "order": (encoder, {"order": 0}, ValueError, "order to be an int of at least 1, got 0"),
     "init": (encoder, {"init": "zeros"}, ValueError, "init to be one of"),
     "where": (encoder, {"where": ("attention", "ouput")}, ValueError, "where to be one of"),
-    "nowhere": (encoder, {"where": ()}, TypeError, "expected where to be some of"),
+    "nowhere": (encoder, {"where": ()}, ValueError, "expected where to be some of .*, got none"),
+    "where a number": (encoder, {"where": 3}, TypeError, "expected where to be some of"),
     "shared modules": (shared, {}, ValueError, r"got one module as '0.softmax', '2.softmax'"),
     "nothing matches": (
         encoder,
@@ -390,7 +391,7 @@ def test_leaving_what_cannot_be_converted():
     ]
     text = str(report)
     assert "2 layers converted, 16 parameters gained" in text
-    assert "1 layers left with softmax" in text
+    assert "1 layer left with softmax" in text
     assert type(model[1]) is OwnAttention
 
 
@@ -425,3 +426,51 @@ def test_layers_that_are_not_reached():
     with pytest.raises(RuntimeError, match="got none to"):
         model(X)
     assert len(list(marked(model))) == 4
+    with pytest.raises(RuntimeError, match="got none to"):  # and again
+        model(X)
+    assert str(multimax.revert_(model)).startswith("4 layers reverted\n")
+
+
+class CausalSelfAttention(nn.Module):
+    """As people write it themselves, without a module that could be another."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(32, 96)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x)[:, None].chunk(3, -1)
+        return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)[:, 0]
+
+
+def test_attention_in_code_of_ones_own():
+    model = nn.Sequential(encoder(), CausalSelfAttention())
+    with pytest.raises(
+        ValueError, match=r"'1': CausalSelfAttention computes softmax in its own code; call multimax\.multi"
+    ):
+        multimax.convert_(model)
+    report = multimax.convert_(model, strict=False)
+    assert [layer.name for layer in report.left] == ["1"]
+    with pytest.raises(ValueError, match="'': CausalSelfAttention computes"):
+        multimax.convert_(CausalSelfAttention())
+
+
+def test_another_output_layer_afterwards_is_an_error():
+    model = nn.Sequential(encoder(), nn.Linear(32, 10))
+    multimax.convert_(model, where="output", output="1")
+    model[1] = nn.Linear(32, 5)
+    with pytest.raises(RuntimeError, match="expected '1' to be converted, got Linear in its place"):
+        model(X)
+
+
+def test_a_library_that_is_not_in_the_model(monkeypatch):
+    """Another package may have imported a version that could not be converted."""
+    import sys
+    import types
+
+    for name in ("transformers", "timm"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.delitem(sys.modules, "multimax.convert.transformers", raising=False)
+    model = encoder()
+    multimax.convert_(model)
+    multimax.revert_(model)

@@ -18,7 +18,7 @@ from transformers import AttentionInterface, BertConfig, BertModel
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 import multimax
-from architectures import ARCHITECTURES, ROTARY, SEQ2SEQ, SIZES, VOCABULARY, causal, translation
+from architectures import ARCHITECTURES, OUTSIDE, ROTARY, SEQ2SEQ, SIZES, VISION, VOCABULARY, causal, translation
 from multimax import ops
 from multimax.convert.sites import function_module, mark_of, marked
 
@@ -601,26 +601,9 @@ def test_layerdrop_may_pass_layers_by():
     assert not model._forward_hooks
 
 
-@pytest.mark.parametrize(
-    ("model", "config", "settings"),
-    [
-        ("BloomForCausalLM", "BloomConfig", {"hidden_size": 32, "n_layer": 2, "n_head": 4, "vocab_size": 50}),
-        ("DebertaV2Model", "DebertaV2Config", SIZES),
-        ("LongformerModel", "LongformerConfig", {**SIZES, "attention_window": 4}),
-        (
-            "GPTNeoForCausalLM",
-            "GPTNeoConfig",
-            {
-                "hidden_size": 32,
-                "num_layers": 2,
-                "num_heads": 4,
-                "vocab_size": 50,
-                "attention_types": [[["global"], 2]],
-            },
-        ),
-    ],
-)
-def test_architectures_outside_the_interface(model, config, settings):
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_architectures_outside_the_interface(name):
+    model, config, settings = OUTSIDE[name]
     model = getattr(transformers, model)(getattr(transformers, config)(**settings))
     before = model.config._attn_implementation
     with pytest.raises(ValueError, match="does not use transformers' attention interface"):
@@ -742,7 +725,7 @@ def test_from_pretrained_errors(tmp_path):
     with pytest.raises(ValueError, match=r"layer.1.attention.self.multimax.coefs.* in the weights"):
         multimax.from_pretrained(transformers.AutoModelForMaskedLM, tmp_path)
     model.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="expected a class for BertConfig"):
+    with pytest.raises(ValueError, match="expected an Auto class that knows BertConfig"):
         multimax.from_pretrained(transformers.AutoModelForSpeechSeq2Seq, tmp_path)
     good = json.loads((tmp_path / "config.json").read_text())
     for bad, message in (
@@ -1064,3 +1047,61 @@ def test_a_model_made_from_a_converted_models_configuration():
     multimax.revert_(model)
     assert model.config._attn_implementation == "sdpa"
     model(**BY_NAME["BERT"].inputs())
+
+
+def test_two_models_of_one_configuration_in_a_model(tmp_path):
+    config = transformers.GPT2Config(**BY_NAME["GPT2"].settings)
+    model = nn.ModuleDict({"a": transformers.GPT2Model(config), "b": transformers.GPT2Model(config)})
+    multimax.convert_(model, layers=["b"])
+    model["b"].save_pretrained(tmp_path)
+    assert len(list(marked(multimax.from_pretrained(transformers.AutoModel, tmp_path)))) == 2
+    multimax.revert_(model)
+    assert model["a"].config._attn_implementation == model["b"].config._attn_implementation == "sdpa"
+
+
+def test_a_bias_in_the_mask_of_a_subclass():
+    from transformers.models.swin.modeling_swin import SwinAttention
+
+    class Own(SwinAttention):
+        pass
+
+    _, model, _ = both(BY_NAME["Swin"])
+    move(model)
+    inputs = BY_NAME["Swin"].inputs()
+    expected = model(**inputs).logits
+    for module in model.modules():
+        if type(module) is SwinAttention:
+            module.__class__ = Own
+    torch.testing.assert_close(model(**inputs).logits, expected, rtol=0, atol=0)
+
+
+def test_an_output_layer_inside_another_module():
+    model = nn.ModuleDict({"lm": BY_NAME["Gemma2"].build()})
+    with pytest.raises(ValueError, match="final_logit_softcapping"):
+        multimax.convert_(model, where="output", output="lm.lm_head")
+    model = transformers.ViTForImageClassification(transformers.ViTConfig(**{**VISION, "num_labels": 1}))
+    with pytest.raises(ValueError, match="num_labels=1"):
+        multimax.convert_(model, where="output")
+
+
+def test_from_pretrained_takes_what_transformers_takes(tmp_path):
+    _, model, _ = both(BY_NAME["GPT2"])
+    model.save_pretrained(tmp_path)
+    config = transformers.AutoConfig.from_pretrained(tmp_path)
+    for _ in range(2):  # the configuration stays as it is
+        assert multimax.from_pretrained(transformers.AutoModelForCausalLM, tmp_path, config=config).config is not config
+    again = multimax.from_pretrained(transformers.AutoModelForCausalLM, tmp_path, use_cache=False, dtype=torch.bfloat16)
+    assert again.config.use_cache is False
+    assert again.dtype == torch.bfloat16
+    again = multimax.from_pretrained(transformers.AutoModelForCausalLM, tmp_path, config=str(tmp_path))
+    assert len(list(marked(again))) == 2
+
+
+def test_an_output_layer_that_is_none_in_the_file(tmp_path):
+    _, model, _ = both(BY_NAME["BERT"])
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["multimax"]["output"] = {"bert.embeddings.LayerNorm": {"name": "multimax"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"exactly nn\.Linear, and is LayerNorm"):
+        multimax.from_pretrained(transformers.AutoModelForMaskedLM, tmp_path)

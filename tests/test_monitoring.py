@@ -587,3 +587,23 @@ def test_trainer_that_compiles(tmp_path: Path) -> None:
         trainer.train()
     assert hooks(model) == before
     assert "multimax/layers.0.self_attn/t_b_1" in trainer.state.log_history[0]
+
+
+def test_a_linear_layer_beside_a_softmax_is_no_output_layer() -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(24, 24)
+            self.softmax = nn.Softmax(-1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.softmax(x @ x.mT) @ self.linear(x)
+
+    model = Attention()
+    multimax.convert_(model)
+    monitor = multimax.Monitor(model)
+    with monitor:
+        model(torch.randn(2, 7, 24)).sum().backward()
+    assert "multimax/softmax/t_b_1" in monitor.values
+    with pytest.raises(ValueError, match="score_range"):
+        multimax.Monitor(model, score_range=(5, -5))

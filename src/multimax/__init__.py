@@ -1,6 +1,7 @@
 """MultiMax: softmax over a learned, piece-wise modulated input, sparse and multi-modal at once."""
 
 from importlib.metadata import version as _version
+from typing import TYPE_CHECKING
 
 from multimax import metrics, oversmoothing, reweighting
 from multimax.attention import merge_attention, multimax_attention, multimax_attention_varlen
@@ -17,6 +18,9 @@ from multimax.parameters import from_paper, from_published, to_paper
 from multimax.presets import presets
 from multimax.training import clip_grad_norm_, param_groups, reweighting_parameters, train_only_reweighting_
 
+if TYPE_CHECKING:  # else only when it is asked for
+    from multimax.trainer_callback import MultiMaxCallback as MultiMaxCallback
+
 __version__ = _version("multimax")
 
 __all__ = [
@@ -24,7 +28,6 @@ __all__ = [
     "LossStats",
     "Monitor",
     "MultiMax",
-    "MultiMaxCallback",
     "MultiMaxCategorical",
     "MultiMaxCrossEntropyLoss",
     "MultiMaxHead",

@@ -35,6 +35,12 @@ def tensor(name: str, value: object) -> None:
     dense(name, value)
 
 
+def module(model: object) -> None:
+    """A model, not its parameters, which do not say what they belong to."""
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"multimax: expected model to be an nn.Module, got {type(model).__name__}")
+
+
 def readable(value: Tensor) -> bool:
     """Whether this process has a tensor's values: not on the meta device, nor spread over several."""
     return type(value) in (Tensor, torch.nn.Parameter) and not value.is_meta

@@ -172,3 +172,12 @@ class MultiMax(nn.Module):
                     values = ", ".join(f"{value:.4g}" for value in getattr(self, name).tolist())
                     parts.append(f"{name}=[{values}]")
         return ", ".join(parts)
+
+
+def state_as_softmax(module: nn.Module) -> dict[str, Tensor]:
+    """The state_dict that a reweighting module has in a checkpoint that knows nothing of it: MultiMax becomes softmax,
+    and what else there is stays as it is."""
+    return {
+        name: torch.zeros_like(value) if name.rpartition(".")[2] == "coefs" else value.detach().clone()
+        for name, value in module.state_dict().items()
+    }

@@ -228,6 +228,8 @@ class Monitor:
         if every < 1:
             raise ValueError(f"multimax: expected every to be at least 1, got {every}")
         checks.number_above("limit", limit, 0)
+        if score_range is not None and not score_range[0] < score_range[1]:
+            raise ValueError(f"multimax: expected score_range of (low, high), low < high, got {score_range!r}")
         self.modules = dict(reweighting_modules(_unwrapped(model)))
         if not self.modules:
             raise ValueError(

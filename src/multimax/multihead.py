@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from multimax import checks
-from multimax.modules import MultiMax
+from multimax.modules import MultiMax, state_as_softmax
 from multimax.oversmoothing import AttnScale
 from multimax.reweighting import attention, module
 
@@ -123,12 +123,11 @@ class MultiheadAttention(nn.MultiheadAttention):
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: object) -> None:
         """A state_dict of torch's module has no parameters of the function: then MultiMax is softmax, and what else
         there is stays as it is."""
-        own = {name: t for name, t in self.state_dict().items() if name.split(".")[0] in OWN}
+        own = {name: t for name, t in state_as_softmax(self).items() if name.split(".")[0] in OWN}
         others = self.state_dict().keys() - own.keys()
         whole = all(f"{prefix}{name}" in state_dict for name in others)  # a part says nothing of the rest
         if self.softmax_if_missing and whole and not any(f"{prefix}{name}" in state_dict for name in own):
-            for name, t in own.items():
-                state_dict[f"{prefix}{name}"] = torch.zeros_like(t) if name == "multimax.coefs" else t.detach().clone()
+            state_dict.update({f"{prefix}{name}": t for name, t in own.items()})
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:

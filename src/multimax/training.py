@@ -11,17 +11,12 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from multimax import checks
+from multimax.loss_modules import LinearMultiMaxCrossEntropyLoss
 from multimax.modules import MultiMax
 from multimax.oversmoothing import AttnScale
 from multimax.reweighting.modules import Reweighter
 
 MODES = ("scaled", "separate")
-
-
-def _check(model: object) -> None:
-    """A module, not its parameters, which do not say what they belong to."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"multimax: expected model to be an nn.Module, got {type(model).__name__}")
 
 
 def reweighting_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -34,7 +29,7 @@ def reweighting_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         >>> dict(training.reweighting_modules(multimax.MultiMaxHead(16, 1000, init="identity")))
         {'multimax': MultiMax(order=2, t_b=[1, 1], t_d=[1, 1], b=[-0.5, -1], d=[0.5, 1])}
     """
-    _check(model)
+    checks.module(model)
     for name, module in model.named_modules():
         if isinstance(module, MultiMax | Reweighter | AttnScale):
             yield name, module
@@ -123,9 +118,10 @@ def param_groups(
 
 
 def output_linear(parent: nn.Module) -> nn.Linear | None:
-    """The linear layer of an output layer that holds a reweighting module: itself, or the one called ``linear``."""
-    linear = parent if isinstance(parent, nn.Linear) else getattr(parent, "linear", None)
-    return linear if isinstance(linear, nn.Linear) else None
+    """The linear layer of an output layer that holds a reweighting module."""
+    if isinstance(parent, LinearMultiMaxCrossEntropyLoss):
+        return parent.linear
+    return parent if isinstance(parent, nn.Linear) else None
 
 
 def _classes(model: nn.Module) -> dict[nn.Parameter, int]:
@@ -188,7 +184,7 @@ def clip_grad_norm_(
         >>> torch.nn.utils.get_total_norm([head.weight.grad, head.bias.grad]) < 0.01
         tensor(True)
     """
-    _check(model)
+    checks.module(model)
     checks.choice("mode", mode, MODES)
     grads = {p: p.grad for p in model.parameters() if p.grad is not None}
     if mode == "scaled":

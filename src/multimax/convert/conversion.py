@@ -1,8 +1,8 @@
 """Another function in the place of softmax, in models as people have them."""
 
 import importlib
-import sys
-from collections.abc import Callable, Collection, Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -13,12 +13,16 @@ from multimax import checks
 from multimax.convert import heads, verification
 from multimax.convert.functions import Recipe, from_description, name_of
 from multimax.convert.loading import allow_softmax, forbid_softmax
+from multimax.convert.own_code import computes_softmax, package
 from multimax.convert.report import Layer, Report
-from multimax.convert.sites import KINDS, Mark, Site, class_name, function_module, marked, set_mark
+from multimax.convert.sites import KINDS, Mark, Site, class_name, function_module, marked, set_mark, within
+from multimax.modules import MultiMax
+from multimax.reweighting.modules import Reweighter
 
-# In this order: what one has found, the next leaves alone. A library that nobody has imported has made no model.
+# In this order: what one has found, the next leaves alone.
 LIBRARIES = ("transformers", "timm", "torch_nn")
-OUTPUT = "output"
+HEADS = "heads"  # what stands for a library where an output layer is converted
+LIKE_ATTENTION = re.compile("Attention|Attn")
 ROOT = "_multimax_root"  # on the module that convert_ was given
 WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "OptimizedModule", "DataParallel", "FSDPModule")
 
@@ -27,13 +31,15 @@ def _library(name: str) -> ModuleType:
     return importlib.import_module(f"multimax.convert.{name}")
 
 
-def _in_use() -> list[ModuleType]:
-    return [_library(name) for name in LIBRARIES if name == "torch_nn" or name in sys.modules]
+def _in_use(model: nn.Module) -> list[ModuleType]:
+    """The libraries that classes in the model are from."""
+    packages = {package(own) for module in model.modules() for own in type(module).__mro__}
+    return [_library(name) for name in LIBRARIES if name == "torch_nn" or name in packages]
 
 
 def _check_model(model: object) -> None:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"multimax: expected model to be an nn.Module, got {type(model).__name__}")
+    checks.module(model)
+    assert isinstance(model, nn.Module)
     for name, module in model.named_modules():
         for own in type(module).__mro__:
             if own.__name__ in WRAPPERS and own.__module__.startswith("torch."):
@@ -60,22 +66,37 @@ def _check_not_shared(model: nn.Module, sites: Collection[Site]) -> None:
     for site in sites:
         if len(names[id(site.module)]) > 1:
             raise ValueError(
-                "multimax: expected attention modules in one place each, got one module as "
+                "multimax: expected layers in one place each, got one module as "
                 f"{', '.join(map(repr, names[id(site.module)]))}; give each place its own, by copy.deepcopy"
             )
 
 
 def _all_sites(model: nn.Module, where: Collection[str], output: str | None) -> list[Site]:
     found: dict[int, Site] = {}
-    for library in _in_use():
+    for library in _in_use(model):
         outer = [site.name for site in found.values()]
         for site in library.sites(model):
-            if not any(site.name != name and _within(site.name, name) for name in outer):
+            if not any(site.name != name and within(site.name, name) for name in outer):
                 found.setdefault(id(site.module), site)
+    for site in _in_own_code(model, [site.name for site in found.values()]):
+        found[id(site.module)] = site
     if "output" in where:
         for site in _output_sites(model, output):
             found[id(site.module)] = site
     return [site for site in found.values() if site.kind in where]
+
+
+def _in_own_code(model: nn.Module, known: list[str]) -> Iterator[Site]:
+    """Modules that look like attention, and compute softmax where nothing can be put in its place."""
+    for name, module in model.named_modules():
+        own = type(module)
+        if package(own) in ("torch", "multimax", "timm") or not LIKE_ATTENTION.search(own.__name__):
+            continue
+        if not any(within(name, other) or within(other, name) for other in known) and computes_softmax(own):
+            why_not = f"{own.__name__} computes softmax in its own code; call multimax.multimax_attention in it"
+            if package(own) == "transformers":
+                why_not = f"{own.__name__} does not use transformers' attention interface"
+            yield Site(name, module, "attention", "", None, why_not)
 
 
 def _output_sites(model: nn.Module, output: str | None) -> list[Site]:
@@ -86,7 +107,7 @@ def _output_sites(model: nn.Module, output: str | None) -> list[Site]:
         names = [output]
     else:
         names = []
-        for library in _in_use():
+        for library in _in_use(model):
             names = names or library.output_names(model)
         if not names:
             raise ValueError(
@@ -97,10 +118,18 @@ def _output_sites(model: nn.Module, output: str | None) -> list[Site]:
     for name in names:
         module = model.get_submodule(name)
         reason = heads.why_not(module)
-        for library in _in_use():
-            reason = reason or library.why_not_output(model, name)
-        found.append(Site(name, module, "output", OUTPUT, None, reason))
+        for outer, inner in _around(model, name):
+            for library in _in_use(model):
+                reason = reason or library.why_not_output(outer, inner)
+        found.append(Site(name, module, "output", HEADS, None, reason))
     return found
+
+
+def _around(model: nn.Module, name: str) -> Iterator[tuple[nn.Module, str]]:
+    """The modules around a layer, from the outside, with the layer's name in each."""
+    parts = name.split(".")
+    for n in range(len(parts)):
+        yield model.get_submodule(".".join(parts[:n])), ".".join(parts[n:])
 
 
 def _chosen(
@@ -115,13 +144,13 @@ def _chosen(
         if isinstance(layers, str) or not isinstance(layers, Collection) or not all(isinstance(n, str) for n in layers):
             raise TypeError(f"multimax: expected layers to be several full names of layers, got {layers!r}")
         for name in layers:
-            if not any(_within(site.name, name) for site in sites):
+            if not any(within(site.name, name) for site in sites):
                 names = ", ".join(repr(site.name) for site in sites)
                 raise ValueError(f"multimax: expected layers out of, or around, {names}, got {name!r}")
     chosen: list[Site] = []
     others: list[Site] = []
     for site in sites:
-        take = layers is None or any(_within(site.name, name) for name in layers)
+        take = layers is None or any(within(site.name, name) for name in layers)
         take = take and (filter_fn is None or bool(filter_fn(site.module, site.name)))
         (chosen if take else others).append(site)
     if sites and not chosen:
@@ -130,10 +159,6 @@ def _chosen(
             f"{', '.join(repr(site.name) for site in sites)}, got none"
         )
     return chosen, others
-
-
-def _within(name: str, outer: str) -> bool:
-    return outer in (name, "") or name.startswith(f"{outer}.")
 
 
 def _why_not(site: Site, recipe: Recipe) -> str | None:
@@ -253,9 +278,10 @@ def _apply(model: nn.Module, sites: list[Site], functions: list[nn.Module], prob
     try:
         for site, function in zip(sites, functions, strict=True):
             converted.append(_attach(model, site, function))
-        for library in _in_use():
+        for library in _in_use(model):
             library.finish(model)
         allow_softmax(model)
+        heads.watch_heads(model)
         verification.expect(model)
         if probe is not None:
             verification.probe(model, probe)
@@ -270,20 +296,27 @@ def convert_as_described(model: nn.Module, described: Mapping[str, Mapping[str, 
     wanted = {name: description for kind in KINDS for name, description in described[kind].items()}
     sites = {site.name: site for site in _all_sites(model, ("attention",), None)}
     for name in described["output"]:
-        sites[name] = Site(name, model.get_submodule(name), "output", OUTPUT)
+        sites[name] = Site(name, model.get_submodule(name), "output", HEADS)
     missing = [name for name in wanted if name not in sites]
     if missing:
         raise ValueError(
             f"multimax: expected {', '.join(map(repr, missing))} in {type(model).__name__}, as the configuration says, "
             "got no such layer that can be converted; load it as the class it was saved from"
         )
+    reasons = {name: sites[name].why_not or heads.why_not(sites[name].module) for name in described["output"]}
+    reasons |= {name: sites[name].why_not for name in described["attention"]}
+    for name, reason in reasons.items():
+        if reason:
+            raise ValueError(f"multimax: expected a layer that can be converted, got {name!r}: {reason}")
     functions = [from_description(description) for description in wanted.values()]
     _apply(model, [sites[name] for name in wanted], functions, None)
 
 
 def _checked_where(where: object) -> tuple[str, ...]:
     kinds = (where,) if isinstance(where, str) else where
-    if not isinstance(kinds, Collection) or not kinds:
+    if isinstance(kinds, Collection) and not kinds:
+        raise ValueError(f"multimax: expected where to be some of {', '.join(map(repr, KINDS))}, got none")
+    if not isinstance(kinds, Collection):
         raise TypeError(f"multimax: expected where to be some of {', '.join(map(repr, KINDS))}, got {where!r}")
     for kind in kinds:
         checks.choice("where", kind, KINDS)
@@ -296,12 +329,12 @@ def _attach(model: nn.Module, site: Site, function: nn.Module) -> Layer:
         device = torch.device("meta")
     function.to(device=device, dtype=dtype).train(site.module.training)
     mark = Mark(site.library, site.kind, class_name(site.module))
-    if site.library == OUTPUT:
+    set_mark(site.module, mark)  # first: what fails halfway is taken back by it
+    if site.library == HEADS:
         heads.attach_head(site.module, function)
-        module = site.module
-    else:
-        module = _library(site.library).attach(model, site, function, mark)
-    set_mark(module, mark)
+    elif (new := _library(site.library).attach(model, site, function, mark)) is not site.module:
+        set_mark(site.module, None)
+        set_mark(new, mark)
     parameters = sum(p.numel() for p in function.parameters())
     return Layer(site.name, site.kind, mark.was, str(function), parameters)
 
@@ -324,8 +357,7 @@ def revert_(model: nn.Module) -> Report:
         >>> type(model.self_attn)
         <class 'torch.nn.modules.activation.MultiheadAttention'>
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"multimax: expected model to be an nn.Module, got {type(model).__name__}")
+    checks.module(model)
     roots = [(name, module) for name, module in model.named_modules() if module.__dict__.get(ROOT)]
     if not roots and next(marked(model), None) is not None:
         raise ValueError(
@@ -334,23 +366,25 @@ def revert_(model: nn.Module) -> Report:
         )
     if not roots:
         raise ValueError("multimax: expected a converted model, got one without converted layers")
-    return Report(tuple(layer for name, root in roots for layer in _revert_root(root, name)))
+    return Report(tuple(layer for name, root in roots for layer in _revert_root(root, name)), done="reverted")
 
 
 def _revert_root(model: nn.Module, prefix: str) -> list[Layer]:
     """Of the very module that was converted."""
     verification.forget(model)
     forbid_softmax(model)
+    heads.forget_heads(model)
     layers = []
     for name, module, mark in list(marked(model)):
-        now = name_of(function_module(module) or module)  # type: ignore[arg-type]  # the softmax that was replaced
-        if mark.library == OUTPUT:
+        function = function_module(module) or module
+        now = name_of(function) if isinstance(function, MultiMax | Reweighter) else mark.was
+        if mark.library == HEADS:
             heads.detach_head(module)
         else:
             _library(mark.library).detach(model, name, module)
         set_mark(module, None)
         layers.append(Layer(f"{prefix}.{name}".strip("."), mark.kind, now, mark.was))
     del model.__dict__[ROOT]
-    for library in _in_use():
+    for library in _in_use(model):
         library.finish(model)
     return layers

@@ -5,6 +5,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from multimax.convert.sites import mark_of, marked, put_function, take_function
 from multimax.loss_modules import MultiMaxHead
 from multimax.modules import MultiMax
 from multimax.reweighting import Softmax
@@ -57,12 +58,47 @@ def why_not(module: nn.Module) -> str | None:
 
 def attach_head(module: nn.Module, function: nn.Module) -> None:
     """Makes a linear layer a head with this function, in place: the same object, weight and bias."""
-    is_multimax = isinstance(function, MultiMax)
-    module.__class__ = MultiMaxHead if is_multimax else TemperatureHead
-    module.add_module("multimax" if is_multimax else "reweight", function)
+    module.__class__ = MultiMaxHead if isinstance(function, MultiMax) else TemperatureHead
+    put_function(module, function)
 
 
 def detach_head(module: nn.Module) -> None:
     """Makes it a linear layer again."""
-    del module._modules["multimax" if isinstance(module, MultiMaxHead) else "reweight"]
+    take_function(module)
     module.__class__ = nn.Linear
+
+
+class SameHeads:
+    """A forward pre-hook of a converted model: ``resize_token_embeddings`` of transformers, or ``reset_classifier`` of
+    timm, put a new output layer in the place of the converted one.
+
+    Args:
+        names: full names of the output layers.
+    """
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.names = names
+
+    def __call__(self, model: nn.Module, args: object) -> None:
+        """Raises if one of them is not the converted one."""
+        for name in self.names:
+            module = model.get_submodule(name)
+            if mark_of(module) is None:
+                raise RuntimeError(
+                    f"multimax: expected {name!r} to be converted, got {type(module).__name__} in its place, without "
+                    "its parameters; change the model first, then convert it"
+                )
+
+
+def watch_heads(model: nn.Module) -> None:
+    """Has every forward look whether the output layers are still there."""
+    names = tuple(name for name, _, mark in marked(model) if mark.kind == "output")
+    if names:
+        model.register_forward_pre_hook(SameHeads(names))
+
+
+def forget_heads(model: nn.Module) -> None:
+    """Takes the hook away."""
+    for key, hook in list(model._forward_pre_hooks.items()):
+        if isinstance(hook, SameHeads):
+            model._forward_pre_hooks.pop(key, None)

@@ -2,11 +2,10 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from multimax.convert.functions import describe, from_description
-from multimax.modules import MultiMax
+from multimax.modules import MultiMax, state_as_softmax
 from multimax.reweighting.modules import Reweighter
 
 
@@ -27,11 +26,9 @@ def _softmax_if_missing(model: nn.Module, state_dict: dict[str, Tensor], prefix:
     if not there or not all(there.values()):
         return
     for name, module in functions.items():
-        values = module.state_dict()
-        if any(value.is_meta for value in values.values()):  # there are none yet
-            values = from_description(describe(module)).state_dict()
-        for key, value in values.items():
-            state_dict[f"{name}.{key}"] = torch.zeros_like(value) if key == "coefs" else value.detach().clone()
+        meta = any(own.is_meta for own in module.parameters())  # there are no values yet
+        values = state_as_softmax(from_description(describe(module)) if meta else module)
+        state_dict.update({f"{name}.{key}": value for key, value in values.items()})
 
 
 def allow_softmax(model: nn.Module) -> None:
@@ -43,4 +40,4 @@ def forbid_softmax(model: nn.Module) -> None:
     """Has it raise again if keys are missing. The hook is found by its function: a handle would not survive a copy."""
     for key, hook in list(model._load_state_dict_pre_hooks.items()):
         if getattr(hook, "hook", None) is _softmax_if_missing:
-            del model._load_state_dict_pre_hooks[key]
+            model._load_state_dict_pre_hooks.pop(key, None)

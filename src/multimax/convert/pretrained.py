@@ -1,14 +1,27 @@
 """Converted models of transformers from what ``save_pretrained`` wrote."""
 
+import copy
+import os
 from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
 from multimax.convert.conversion import convert_as_described
-from multimax.convert.sites import KINDS, marked
+from multimax.convert.sites import KINDS, NAMES
+from multimax.training import reweighting_parameters
 
-HUB = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
+OF_THE_MODEL = ("dtype", "torch_dtype", "quantization_config")  # what a configuration would take too
+HUB = (
+    "cache_dir",
+    "force_download",
+    "local_files_only",
+    "proxies",
+    "revision",
+    "subfolder",
+    "token",
+    "trust_remote_code",
+)
 
 
 def from_pretrained(cls: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
@@ -45,10 +58,16 @@ def from_pretrained(cls: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
 
     if not isinstance(cls, type) or not hasattr(cls, "from_pretrained"):
         raise TypeError(f"multimax: expected cls to be a model class of transformers, got {cls!r}")
+    hub: dict[str, Any] = {name: kwargs.pop(name) for name in HUB if name in kwargs}
+    kept: dict[str, Any] = {name: kwargs.pop(name) for name in OF_THE_MODEL if name in kwargs}
+    wants_info = kwargs.pop("output_loading_info", False)
+    implementation = kwargs.pop("attn_implementation", None)
     config = kwargs.pop("config", None)
-    if config is None:
-        hub = {name: kwargs[name] for name in (*HUB, "trust_remote_code") if name in kwargs}
-        config = AutoConfig.from_pretrained(path, **hub)
+    if config is None or isinstance(config, str | os.PathLike):
+        config, kwargs = AutoConfig.from_pretrained(config or path, return_unused_kwargs=True, **hub, **kwargs)
+    else:
+        config = copy.deepcopy(config)
+    kwargs |= {**hub, **kept}
     own_class = getattr(cls, "config_class", None)
     if own_class is not None and not isinstance(config, own_class):  # a part of the model that was saved
         parts = [getattr(config, name, None) for name in config.sub_configs]
@@ -69,8 +88,7 @@ def from_pretrained(cls: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
     _check(described, ours.VERSION)
     concrete = _concrete(cls, config)
     ours.forget_settings(config)
-    config._attn_implementation = kwargs.pop("attn_implementation", None)
-    wants_info = kwargs.pop("output_loading_info", False)
+    config._attn_implementation = implementation
 
     def init(self: nn.Module, config: Any, *args: Any, **kwargs: Any) -> None:
         concrete.__init__(self, config, *args, **kwargs)
@@ -78,13 +96,12 @@ def from_pretrained(cls: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
 
     # The layers have to be there before the weights are loaded, since transformers has its own names for them in files.
     # To all who look, this is the class itself.
-    keep = set(getattr(concrete, "_keep_in_fp32_modules_strict", None) or ()) | {"multimax", "reweight"}
+    keep = set(getattr(concrete, "_keep_in_fp32_modules_strict", None) or ()) | set(NAMES)
     body = {"__init__": init, "__module__": concrete.__module__, "__qualname__": concrete.__qualname__}
     loading: Any = type(concrete.__name__, (concrete,), {**body, "_keep_in_fp32_modules_strict": keep})
     model, info = loading.from_pretrained(path, *args, config=config, output_loading_info=True, **kwargs)
     model.__class__ = concrete
-    own = {name for name, _ in model.named_parameters()} & _own_parameters(model)
-    missing = sorted(own & set(info["missing_keys"]))
+    missing = sorted({name for name, _ in reweighting_parameters(model)} & set(info["missing_keys"]))
     if missing:
         raise ValueError(f"multimax: expected {', '.join(missing)} in the weights of {str(path)!r}, got none")
     return (model, info) if wants_info else model
@@ -109,7 +126,7 @@ def _concrete(cls: Any, config: Any) -> Any:
     if mapping is None:
         return cls
     if type(config) not in mapping:
-        raise ValueError(f"multimax: expected a class for {type(config).__name__}, got {cls.__name__}")
+        raise ValueError(f"multimax: expected an Auto class that knows {type(config).__name__}, got {cls.__name__}")
     found = mapping[type(config)]
     if not isinstance(found, (list, tuple)):
         return found
@@ -132,13 +149,3 @@ def _for(model: Any, described: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     result = {kind: {renamed(name): own for name, own in described[kind].items()} for kind in KINDS}
     result["output"] = {name: own for name, own in result["output"].items() if name in modules}
     return result
-
-
-def _own_parameters(model: nn.Module) -> set[str]:
-    return {
-        f"{name}.{child}.{parameter}"
-        for name, module, _ in marked(model)
-        for child in ("multimax", "reweight")
-        if child in module._modules
-        for parameter, _ in module._modules[child].named_parameters()  # type: ignore[union-attr]
-    }

@@ -34,10 +34,12 @@ class Report:
     Args:
         layers: those that were converted.
         left: those with softmax that were not.
+        done: what was done.
     """
 
     layers: tuple[Layer, ...]
     left: tuple[Layer, ...] = ()
+    done: str = "converted"
 
     def __len__(self) -> int:
         """How many were converted."""
@@ -54,10 +56,16 @@ class Report:
 
     def __str__(self) -> str:
         """A table."""
-        lines = [f"{len(self.layers)} layers converted, {self.parameters} parameters gained"]
+        lines = [f"{_layers(self.layers)} {self.done}"]
+        if self.done == "converted":
+            lines[0] += f", {self.parameters} parameters gained"
         width = max((len(layer.name) for layer in (*self.layers, *self.left)), default=0)
         lines += [f"  {layer.name:{width}}  {layer.was} -> {layer.now}" for layer in self.layers]
         if self.left:
-            lines.append(f"{len(self.left)} layers left with softmax")
+            lines.append(f"{_layers(self.left)} left with softmax")
             lines += [f"  {layer.name:{width}}  {layer.was}: {layer.why_left}" for layer in self.left]
         return "\n".join(lines)
+
+
+def _layers(layers: tuple[Layer, ...]) -> str:
+    return f"{len(layers)} layer{'' if len(layers) == 1 else 's'}"

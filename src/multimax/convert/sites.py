@@ -6,9 +6,12 @@ from typing import Any
 
 from torch import nn
 
+from multimax.modules import MultiMax
+from multimax.reweighting.modules import Reweighter
+
 KINDS = ("attention", "output")
 MARK = "_multimax_mark"
-OWN = ("multimax", "reweight")  # what the child with the parameters is called in its layer
+NAMES = ("multimax", "reweight")  # what the child with the function is called in its layer: MultiMax, or another
 
 
 @dataclass(frozen=True)
@@ -75,13 +78,36 @@ def marked(model: nn.Module) -> Iterator[tuple[str, nn.Module, Mark]]:
             yield name, module, mark
 
 
-def function_module(module: nn.Module) -> nn.Module | None:
+def function_module(module: nn.Module) -> MultiMax | Reweighter | None:
     """The child with the reweighting function and its parameters."""
-    for name in OWN:
+    for name in NAMES:
         child = module._modules.get(name)
-        if child is not None:
+        if isinstance(child, MultiMax | Reweighter):
             return child
     return None
+
+
+def function_of(module: nn.Module) -> MultiMax | Reweighter:
+    """The function of a converted module: its child, or the module itself, where nn.Softmax was."""
+    found = function_module(module) or module
+    assert isinstance(found, MultiMax | Reweighter)
+    return found
+
+
+def put_function(module: nn.Module, function: nn.Module) -> None:
+    """Gives a layer its function."""
+    module.add_module(NAMES[0] if isinstance(function, MultiMax) else NAMES[1], function)
+
+
+def take_function(module: nn.Module) -> None:
+    """Takes it away."""
+    for name in NAMES:
+        module._modules.pop(name, None)
+
+
+def within(name: str, outer: str) -> bool:
+    """Whether a module is another one, or inside it, by their full names."""
+    return outer in (name, "") or name.startswith(f"{outer}.")
 
 
 def class_name(module: nn.Module) -> str:

@@ -7,10 +7,8 @@ where timm has no fused branch, is redirected. A forward that does not come to e
 Channel attention (XCiT, DaViT, EdgeNeXt) has softmax over scores too, between channels: it is converted like any other.
 """
 
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
-from types import CodeType, FunctionType
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -18,13 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from multimax.convert.sites import OWN, Mark, Site, function_module, mark_of
-from multimax.modules import MultiMax
+from multimax.convert.own_code import computes_softmax, package
+from multimax.convert.sites import Mark, Site, function_module, mark_of, put_function, take_function
 from multimax.reweighting.query_blocks import attention, function_of, weights_of
 
 LIBRARY = "timm"
 SOFTMAX = (Tensor.softmax, torch.softmax, F.softmax)
-TELLING = {"softmax", "log_softmax", "scaled_dot_product_attention"}  # names in code that computes attention
 
 
 class Form(NamedTuple):
@@ -100,7 +97,7 @@ FORMS = {
     "models.twins.GlobalSubSampleAttn": PLAIN,
     "models.twins.LocallyGroupedAttn": PLAIN,
     "models.visformer.Attention": PLAIN,
-    "models.vision_transformer.Attention": PLAIN,  # where layers.attention.Attention was before timm 1.0.16
+    "models.vision_transformer.Attention": PLAIN,  # see OLDER
     "models.vision_transformer.ParallelScalingBlock": PLAIN,
     "models.vision_transformer_relpos.RelPosAttention": BIAS,
     "models.vision_transformer_sam.Attention": Form(None, bias=True),
@@ -109,6 +106,8 @@ FORMS = {
     "models.volo.OutlookAttention": Form(None, scores=True),
     "models.xcit.XCA": SCORES,
 }
+
+OLDER = ("models.vision_transformer.Attention",)  # where layers.attention.Attention was before timm 1.0.16
 
 _TALKING = "it mixes the heads before and after softmax"
 _DIFFERENCE = "it is the difference of two softmax attentions"
@@ -138,7 +137,7 @@ def _known_as(own: type) -> str:
 
 
 def _is_timm(own: type) -> bool:
-    return own.__module__.partition(".")[0] == "timm"
+    return package(own) == "timm"
 
 
 class Redirect(TorchFunctionMode):
@@ -172,7 +171,7 @@ class Redirect(TorchFunctionMode):
             expected = "softmax" if self.form.scores else "scaled_dot_product_attention"
             raise RuntimeError(
                 f"multimax: expected {expected} in a converted attention module of timm, got {func.__name__}; "
-                "this version of timm computes it in another way"
+                "this version of timm computes it in another way, or a hook within it calls it"
             )
         return func(*args, **kwargs)
 
@@ -279,7 +278,7 @@ def sites(model: nn.Module) -> list[Site]:
         own = type(module)
         if not any(_is_timm(base) for base in own.__mro__):
             continue
-        if hasattr(module, "fused_attn") or _computes_softmax(own):  # type: ignore[arg-type]
+        if hasattr(module, "fused_attn") or computes_softmax(own):
             form = FORMS.get(_known_as(own))
             heads = getattr(module, form.heads, None) if form is not None and form.heads else None
             found.append(Site(name, module, "attention", LIBRARY, heads, _why_not(module)))
@@ -301,42 +300,10 @@ def _why_not(module: nn.Module) -> str | None:
     return None
 
 
-@cache
-def _computes_softmax(own: type) -> bool:
-    """Whether the code of a class, or what it calls beside it in timm, has softmax or attention in it."""
-    return any(
-        TELLING & set(_names(function, set()))
-        for base in own.__mro__
-        if not base.__module__.startswith("torch.")
-        for function in map(_function, vars(base).values())
-        if function is not None
-    )
-
-
-def _function(member: object) -> FunctionType | None:
-    """What stands behind a method, a static method or a decorated one."""
-    member = getattr(member, "__func__", member)
-    member = inspect.unwrap(member) if callable(member) else member
-    return member if isinstance(member, FunctionType) else None
-
-
-def _names(function: FunctionType, seen: set[FunctionType]) -> Iterator[str]:
-    """All names in a function's code, and in that of timm's functions which it calls by name."""
-    seen.add(function)
-    codes = [function.__code__]
-    for code in codes:
-        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-        for name in code.co_names:
-            yield name
-            called = function.__globals__.get(name)
-            if isinstance(called, FunctionType) and called not in seen and called.__module__.startswith("timm."):
-                yield from _names(called, seen)
-
-
 def attach(model: nn.Module, site: Site, function: nn.Module, mark: Mark) -> nn.Module:
     """Gives the attention module the function as a child, and a class that uses it."""
     module = site.module
-    module.add_module("multimax" if isinstance(function, MultiMax) else "reweight", function)
+    put_function(module, function)
     if "fused_attn" in module.__dict__:
         mark.before["fused_attn"] = module.__dict__["fused_attn"]
         module.__dict__["fused_attn"] = not FORMS[_known_as(type(module))].scores
@@ -348,10 +315,9 @@ def detach(model: nn.Module, name: str, module: nn.Module) -> None:
     """Takes both away."""
     mark = mark_of(module)
     assert mark is not None
-    assert isinstance(module, Reweighted)
-    for child in OWN:
-        module._modules.pop(child, None)
-    module.__class__ = module.original  # type: ignore[assignment]
+    take_function(module)
+    if isinstance(module, Reweighted):
+        module.__class__ = module.original  # type: ignore[assignment]
     module.__dict__.update(mark.before)
 
 

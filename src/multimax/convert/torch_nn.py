@@ -2,8 +2,7 @@
 
 from torch import nn
 
-from multimax.convert.sites import Mark, Site, mark_of, marked
-from multimax.modules import MultiMax
+from multimax.convert.sites import Mark, Site, mark_of, marked, put_function, take_function
 from multimax.multihead import MultiheadAttention
 
 LIBRARY = "torch_nn"
@@ -40,7 +39,7 @@ def attach(model: nn.Module, site: Site, function: nn.Module, mark: Mark) -> nn.
     module.__class__ = MultiheadAttention
     module.__dict__["_qkv_same_embed_dim"] = False  # see MultiheadAttention
     module.__dict__["softmax_if_missing"] = False  # the whole model has a say: see loading.py
-    module.add_module("multimax" if isinstance(function, MultiMax) else "reweight", function)
+    put_function(module, function)
     module.register_module("attn_scale", None)
     return module
 
@@ -51,12 +50,12 @@ def detach(model: nn.Module, name: str, module: nn.Module) -> None:
     assert mark is not None
     if "softmax" in mark.before:
         _set_child(model, name, mark.before["softmax"])
-        return
-    for child in ("multimax", "reweight", "attn_scale"):
-        module._modules.pop(child, None)
-    del module.__dict__["softmax_if_missing"]
-    module.__class__ = nn.MultiheadAttention
-    module.__dict__.update(mark.before)
+    elif isinstance(module, nn.MultiheadAttention):
+        take_function(module)
+        module._modules.pop("attn_scale", None)
+        module.__dict__.pop("softmax_if_missing", None)
+        module.__class__ = nn.MultiheadAttention
+        module.__dict__.update(mark.before)
 
 
 def _set_child(model: nn.Module, name: str, child: nn.Module) -> None:

@@ -6,9 +6,9 @@ Shapes: B batches, H query heads, Hkv key heads, Lq queries, Lk keys, D entries 
 import copy
 import inspect
 import itertools
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
+from types import CodeType
 from typing import Any
 
 import torch
@@ -20,9 +20,20 @@ from transformers.utils import output_capturing
 from multimax import reweighting
 from multimax.attention import multimax_attention
 from multimax.convert.functions import describe
-from multimax.convert.sites import KINDS, MARK, Mark, Site, function_module, marked
+from multimax.convert.sites import (
+    KINDS,
+    MARK,
+    Mark,
+    Site,
+    function_module,
+    function_of,
+    mark_of,
+    marked,
+    put_function,
+    take_function,
+    within,
+)
 from multimax.modules import MultiMax
-from multimax.reweighting.modules import Reweighter
 from multimax.score_blocks import takes_part
 
 LIBRARY = "transformers"
@@ -78,15 +89,21 @@ AFTER_HEAD = (
 
 def _calls_interface(module: nn.Module) -> bool:
     """Whether a module gets its attention function from the interface."""
-    return _mentions(type(module).forward, "ALL_ATTENTION_FUNCTIONS")
+    return _mentions(module, "ALL_ATTENTION_FUNCTIONS")
+
+
+def _mentions(module: nn.Module, words: str) -> bool:
+    """Whether words stand in the source of a module's forward."""
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    return code is not None and words in _source(code)
 
 
 @cache
-def _mentions(forward: Callable[..., Any], words: str) -> bool:
+def _source(code: CodeType) -> str:
     try:
-        return words in inspect.getsource(inspect.unwrap(forward))
+        return inspect.getsource(code)
     except (OSError, TypeError):
-        return False
+        return ""
 
 
 def _heads(module: nn.Module) -> int | None:
@@ -99,48 +116,23 @@ def _heads(module: nn.Module) -> int | None:
 
 
 def sites(model: nn.Module) -> list[Site]:
-    """Attention modules that use the interface, and those that look like attention and do not."""
-    if not any(type(module).__module__.startswith("transformers.") for module in model.modules()):
-        return []
-    modules = dict(model.named_modules())
-    using = {name: module for name, module in modules.items() if _calls_interface(module)}
-    found = [
+    """Attention modules that use the interface."""
+    return [
         Site(name, module, "attention", LIBRARY, _heads(module), _why_not(module), _only(module))
-        for name, module in using.items()
+        for name, module in model.named_modules()
+        if _calls_interface(module)
     ]
-    for name, module in modules.items():
-        own = type(module)
-        if not own.__module__.startswith("transformers.") or not re.search("Attention|Attn", own.__name__):
-            continue
-        inside = any(_part(name, other) or _part(other, name) for other in using)
-        torch_own = any(isinstance(m, nn.MultiheadAttention) for m in module.modules())
-        if not inside and not torch_own and _computes_softmax(module):
-            why_not = f"{own.__name__} does not use transformers' attention interface"
-            found.append(Site(name, module, "attention", LIBRARY, None, why_not))
-    return found
-
-
-def _computes_softmax(module: nn.Module) -> bool:
-    """Whether there is softmax in its class's own code; yes, where that cannot be read."""
-    try:
-        return re.search("softmax|scaled_dot_product_attention", inspect.getsource(type(module))) is not None
-    except (OSError, TypeError):
-        return True
 
 
 def _why_not(module: nn.Module) -> str | None:
-    if _mentions(type(module).forward, "block_indices=") and getattr(module, "indexer", None) is not None:
+    if _mentions(module, "block_indices=") and getattr(module, "indexer", None) is not None:
         return f"{type(module).__name__} chooses blocks of keys outside of its mask"
     return None
 
 
 def _only(module: nn.Module) -> tuple[str, ...]:
     """Attention sinks take part in a softmax's sum."""
-    return ("multimax",) if _mentions(type(module).forward, "s_aux=") else ()
-
-
-def _part(name: str, outer: str) -> bool:
-    return name == outer or name.startswith(f"{outer}.") or outer == ""
+    return ("multimax",) if _mentions(module, "s_aux=") else ()
 
 
 def output_names(model: nn.Module) -> list[str]:
@@ -176,7 +168,7 @@ def why_not_output(model: nn.Module, name: str) -> str | None:
         return f"{own} takes means of the logits after it, and sigma must come last"
     elif config.problem_type in ("regression", "multi_label_classification"):
         return f"{own} has no softmax after it (problem_type={config.problem_type!r})"
-    elif "SequenceClassification" in own and config.num_labels == 1:
+    elif config.num_labels == 1:
         return f"{own} has no softmax after it (num_labels=1)"
     return None
 
@@ -191,14 +183,13 @@ def _settings(config: Any) -> Iterator[Any]:
 
 def attach(model: nn.Module, site: Site, function: nn.Module, mark: Mark) -> nn.Module:
     """Gives the attention module the function as a child; the attention function finds it there."""
-    site.module.add_module("multimax" if isinstance(function, MultiMax) else "reweight", function)
+    put_function(site.module, function)
     return site.module
 
 
 def detach(model: nn.Module, name: str, module: nn.Module) -> None:
     """Takes the child away."""
-    for child in ("multimax", "reweight"):
-        module._modules.pop(child, None)
+    take_function(module)
 
 
 def finish(model: nn.Module) -> None:
@@ -213,9 +204,6 @@ def finish(model: nn.Module) -> None:
     if not found:
         _switch_off(model)
         return
-    heads = tuple(name for name, _, mark in found if mark.kind == "output")
-    if models and heads:
-        model.register_forward_pre_hook(SameHeads(heads))
     attention = any(mark.library == LIBRARY for _, _, mark in found)
     if models or attention:
         _own_configurations(model)
@@ -225,45 +213,31 @@ def finish(model: nn.Module) -> None:
 
 
 class StillConverted:
-    """A forward hook of a converted attention module. ``set_attn_implementation``, and what calls it in transformers,
-    would bring softmax back."""
+    """A forward pre-hook of a converted attention module. ``set_attn_implementation``, and what calls it in
+    transformers, would bring softmax back.
+
+    Args:
+        name: the attention implementation that the module needs.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     def __call__(self, module: nn.Module, args: object) -> None:
         """Raises if the module would compute something else."""
         own = module.config._attn_implementation  # type: ignore[union-attr]
-        if own not in NAMES:
+        if own != self.name:
             raise RuntimeError(
-                f"multimax: expected the attention implementation {NAME!r} in a converted model, got {own!r}; set it "
-                f"back with model.set_attn_implementation({NAME!r}), or take the conversion back with multimax.revert_"
+                f"multimax: expected the attention implementation {self.name!r} in a converted model, got {own!r}; set "
+                f"it back with model.set_attn_implementation({self.name!r}), or take the conversion back with "
+                "multimax.revert_"
             )
-
-
-class SameHeads:
-    """A forward hook of a converted model: ``resize_token_embeddings`` puts a new output layer in the place of the
-    converted one.
-
-    Args:
-        names: full names of the output layers.
-    """
-
-    def __init__(self, names: tuple[str, ...]) -> None:
-        self.names = names
-
-    def __call__(self, model: nn.Module, args: object) -> None:
-        """Raises if one of them is not the converted one."""
-        for name in self.names:
-            module = model.get_submodule(name)
-            if getattr(module, MARK, None) is None:
-                raise RuntimeError(
-                    f"multimax: expected {name!r} to be converted, got {type(module).__name__} in its place, without "
-                    "its parameters; change the model first, then convert it"
-                )
 
 
 def _forget_hooks(module: nn.Module) -> None:
     for key, hook in list(module._forward_pre_hooks.items()):
-        if isinstance(hook, StillConverted | SameHeads):
-            del module._forward_pre_hooks[key]
+        if isinstance(hook, StillConverted):
+            module._forward_pre_hooks.pop(key, None)
 
 
 def _holders(model: nn.Module) -> list[Any]:
@@ -272,18 +246,24 @@ def _holders(model: nn.Module) -> list[Any]:
     return [
         module
         for name, module in model.named_modules()
-        if hasattr(getattr(module, "config", None), "_attn_implementation") and any(_part(own, name) for own in names)
+        if hasattr(module.__dict__.get("config"), "_attn_implementation") and any(within(own, name) for own in names)
     ]
 
 
 def _own_configurations(model: nn.Module) -> None:
-    """Copies of the configurations, for this model alone."""
-    copies: dict[int, Any] = {}
+    """Copies of the configurations, for this model alone, and for each of several models in it alone."""
+    models = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+    copies: dict[int, dict[int, Any]] = {}
+    for outer in models:  # from the outside
+        if id(outer) not in copies:
+            own: dict[int, Any] = {}
+            copies |= {id(module): own for module in outer.modules()}
+    rest: dict[int, Any] = {}
     for module in model.modules():
-        config: Any = getattr(module, "config", None)
+        config: Any = module.__dict__.get("config")
         if hasattr(config, "_attn_implementation"):
             module.__dict__[BEFORE] = (config, config._attn_implementation)
-            module.config = copy.deepcopy(config, copies)
+            module.config = copy.deepcopy(config, copies.get(id(module), rest))
 
 
 def _switch_on(model: nn.Module) -> None:
@@ -295,8 +275,8 @@ def _switch_on(model: nn.Module) -> None:
             module.__dict__[BEFORE] = (config, before)
         numbers = before == "eager" or module.config.model_type in MASK_IN_NUMBERS
         module.config._attn_implementation_internal = NAME_IN_NUMBERS if numbers else NAME
-        if getattr(module, MARK, None) is not None:
-            module.register_forward_pre_hook(StillConverted())
+        if mark_of(module) is not None:
+            module.register_forward_pre_hook(StillConverted(module.config._attn_implementation))
         elif _calls_interface(module):
             if reason := _why_not(module):
                 raise ValueError(
@@ -330,20 +310,14 @@ def _write_settings(model: nn.Module) -> None:
     for module in model.modules():
         if not isinstance(module, PreTrainedModel) or id(module.config) in written:
             continue
-        written.add(id(module.config))
         found = list(marked(module))
         if found:
+            written.add(id(module.config))
             module.config.multimax = {"version": VERSION} | {
-                kind: {name: describe(_function(own)) for name, own, mark in found if mark.kind == kind}
+                kind: {name: describe(function_of(own)) for name, own, mark in found if mark.kind == kind}
                 for kind in KINDS
             }
             module.config.attn_implementation = NAME  # with this in its file, plain from_pretrained refuses it
-
-
-def _function(module: nn.Module) -> MultiMax | Reweighter:
-    found = function_module(module) or module  # what stands where nn.Softmax was is the function itself
-    assert isinstance(found, MultiMax | Reweighter)
-    return found
 
 
 def forget_settings(config: Any) -> None:
@@ -404,10 +378,8 @@ def attention_forward(
         raise RuntimeError(
             f"multimax: expected {type(module).__name__} to be converted, got one without parameters, in a model whose "
             "configuration asks for MultiMax; load it with multimax.from_pretrained, or convert it with "
-            "multimax.convert_ after setting its attn_implementation back"
+            "multimax.convert_"
         )
-    if kwargs.get("cache") is not None:
-        raise NotImplementedError("multimax: expected an ordinary cache, got a paged one, which is not supported")
     if mark is not None and not mark.reached:
         mark.reached = True
     queries, keys = query.shape[2], key.shape[2]
@@ -448,13 +420,13 @@ def attention_forward(
 
 def _apart(module: nn.Module, mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
     """Mask and bias out of what a module passes as its mask."""
-    name = type(module).__name__
     if mask.dtype == torch.bool:
         return mask, None
-    if name == "SwinAttention":  # its mask has -100 where a key takes no part
+    names = [own.__name__ for own in type(module).__mro__]
+    if "SwinAttention" in names:  # its mask has -100 where a key takes no part
         bias: Tensor = module.relative_position_bias().to(mask.dtype)  # type: ignore[operator]
         return (mask - bias).detach(), bias
-    if name in BIAS_IN_MASK:
+    if any(name in BIAS_IN_MASK for name in names):
         part = takes_part(mask)
         return part, torch.where(part, mask, 0.0)
     return mask, None

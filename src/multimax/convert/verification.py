@@ -1,12 +1,13 @@
 """Whether a forward comes to every converted layer: nothing is left with softmax without a word."""
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from multimax.convert.sites import mark_of, marked
+from multimax.convert.sites import mark_of, marked, within
 
 # Layers whose forward is their library's: there only the attention function knows that it was called.
 TELL_THEMSELVES = ("transformers",)
@@ -37,22 +38,23 @@ class FirstForward:
 
     def __call__(self, model: nn.Module, args: object, output: object) -> None:
         """Raises if not."""
-        if torch.compiler.is_compiling() or (model.training and _drops_layers(model)):
+        if torch.compiler.is_compiling():
+            return
+        unreached = not_reached(model)
+        if not unreached:
+            forget(model)
             return
         waiting = [name for name, module in _parts(model) if not module.__dict__.get(RAN)]
-        unreached = not_reached(model)
-        names = [name for name in unreached if not any(name.startswith(f"{part}.") for part in waiting)]
-        if names or not unreached:
-            forget(model)
-        if names:
+        names = [name for name in unreached if not any(within(name, part) for part in waiting)]
+        if names and not (model.training and _drops_layers(model)):
             raise _unreached(model, names)
 
 
 def _unreached(model: nn.Module, names: list[str]) -> RuntimeError:
     return RuntimeError(
         f"multimax: expected the first forward of {type(model).__name__} to come to every converted layer, got none to "
-        f"{', '.join(map(repr, names))}; these would be something else than reported. Leave them out (layers=, "
-        "filter_fn=), or give an input that needs them (probe=)"
+        f"{', '.join(map(repr, names))}; these would be something else than reported. Take the conversion back with "
+        "multimax.revert_ and leave them out (layers=, filter_fn=), or begin with an input that needs them"
     )
 
 
@@ -90,7 +92,7 @@ def forget(model: nn.Module) -> None:
         module.__dict__.pop(RAN, None)
         for key, hook in list(module._forward_hooks.items()):
             if isinstance(hook, (FirstForward, Ran, Reached)):
-                del module._forward_hooks[key]
+                module._forward_hooks.pop(key, None)
 
 
 def check_probe(inputs: object) -> None:
@@ -105,8 +107,12 @@ def check_probe(inputs: object) -> None:
 def probe(model: nn.Module, inputs: Mapping[str, Any] | Tensor) -> None:
     """A forward in evaluation that looks at once; training mode and random numbers stay as they are."""
     modes = [(module, module.training) for module in model.modules()]
-    devices = {p.device for p in model.parameters() if p.device.type != "cpu"}
-    with torch.random.fork_rng(list(devices)):
+    devices = {p.device for p in model.parameters() if p.device.type not in ("cpu", "meta")}
+    with ExitStack() as generators:
+        generators.enter_context(torch.random.fork_rng([]))
+        for kind in {device.type for device in devices}:
+            same = [device for device in devices if device.type == kind]
+            generators.enter_context(torch.random.fork_rng(same, device_type=kind))
         model.eval()
         try:
             if isinstance(inputs, Mapping):

@@ -390,8 +390,7 @@ def collect(
         >>> print(found.table().splitlines()[0])
         | layer              | rows | sparsity        | entropy         |
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"multimax: expected model to be an nn.Module, got {type(model).__name__}")
+    checks.module(model)
     checked = _checked_measures(measures)
     wanted = _checked_layers(layers, model)
     for name, value in (("threshold", threshold), ("reference", reference), ("support_threshold", support_threshold)):
