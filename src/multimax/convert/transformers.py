@@ -22,7 +22,6 @@ from multimax.attention import multimax_attention
 from multimax.convert.functions import describe
 from multimax.convert.sites import (
     KINDS,
-    MARK,
     Mark,
     Site,
     function_module,
@@ -373,7 +372,7 @@ def attention_forward(
     Returns:
         (B, Lq, H, D), and the weights if they were asked for, else None.
     """
-    mark = getattr(module, MARK, None)
+    mark = mark_of(module)
     if mark is None and not getattr(module, LEFT, False):
         raise RuntimeError(
             f"multimax: expected {type(module).__name__} to be converted, got one without parameters, in a model whose "
