@@ -123,7 +123,9 @@ class MultiheadAttention(nn.MultiheadAttention):
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: object) -> None:
         """A state_dict of torch's module has no parameters of the function: then MultiMax is softmax, and what else
         there is stays as it is."""
-        own = {name: t for name, t in state_as_softmax(self).items() if name.split(".")[0] in OWN}
+        own = {name: t.detach().clone() for name, t in self.state_dict().items() if name.split(".")[0] in OWN}
+        if "multimax" in self._modules:
+            own |= {f"multimax.{name}": t for name, t in state_as_softmax(self.multimax).items()}
         others = self.state_dict().keys() - own.keys()
         whole = all(f"{prefix}{name}" in state_dict for name in others)  # a part says nothing of the rest
         if self.softmax_if_missing and whole and not any(f"{prefix}{name}" in state_dict for name in own):
