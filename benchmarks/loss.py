@@ -13,7 +13,6 @@ process above its state before the call, gradients included.
 """
 
 import importlib.util
-import json
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +21,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import LinearCrossEntropyOptions
-from tqdm import tqdm
 
 import measuring
 import multimax
@@ -149,12 +147,8 @@ def main() -> None:
     options = measuring.command_line(__doc__, RESULTS, 5.0).parse_args()
     if not measuring.begin(options, "loss benchmark", table):
         return
-    run: dict = {"machine": measuring.machine(False), "rows": []}
-    for classes, dtype in tqdm([(classes, dtype) for dtype in DTYPES.values() for classes in CLASSES], unit="case"):
-        run["rows"] += measure(classes, dtype, TOKENS, options.seconds, options.quick)
-        options.out.write_text(json.dumps(run, indent=1) + "\n")
-    print(table(run))
-    print(f"\nsaved to {options.out}")
+    cases = [(classes, dtype, TOKENS) for dtype in DTYPES.values() for classes in CLASSES]
+    measuring.measured(options, cases, measure, table)
 
 
 if __name__ == "__main__":

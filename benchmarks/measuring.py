@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from tqdm import tqdm
 
 from multimax import ops
 
@@ -117,6 +118,22 @@ def begin(options: argparse.Namespace, mark: str, table: Callable[[dict], str]) 
         torch.set_num_threads(options.threads)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     return not (options.table or options.readme)
+
+
+def measured(
+    options: argparse.Namespace,
+    cases: Sequence[tuple],
+    measure: Callable[..., list[dict]],
+    table: Callable[[dict], str],
+    kept: bool = False,
+) -> None:
+    """Measures case by case, saves after each, and prints the table."""
+    run: dict = {"machine": machine(kept), "rows": []}
+    for case in tqdm(cases, unit="case"):
+        run["rows"] += measure(*case, options.seconds, options.quick)
+        options.out.write_text(json.dumps(run, indent=1) + "\n")
+    print(table(run))
+    print(f"\nsaved to {options.out}")
 
 
 def into_readme(mark: str, text: str) -> None:

@@ -16,13 +16,11 @@ interleaved run; the ratio is taken round by round.
 
 import copy
 import itertools
-import json
 import statistics
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 from transformers import AttentionInterface, GPT2Config, GPT2LMHeadModel, ViTConfig, ViTForImageClassification
 from transformers import logging as transformers_logging
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
@@ -161,12 +159,7 @@ def main() -> None:
     if not measuring.begin(options, "models benchmark", table):
         return
     transformers_logging.set_verbosity_error()
-    run: dict = {"machine": measuring.machine(False), "rows": []}
-    for name in tqdm(MODELS, unit="model"):
-        run["rows"] += measure(name, options.seconds, options.quick)
-        options.out.write_text(json.dumps(run, indent=1) + "\n")
-    print(table(run))
-    print(f"\nsaved to {options.out}")
+    measuring.measured(options, [(name,) for name in MODELS], measure, table)
 
 
 if __name__ == "__main__":

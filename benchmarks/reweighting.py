@@ -10,14 +10,12 @@ bisection for any other alpha. Every competitor is checked against the float64 r
 is timed. All take their turns in one interleaved run; the ratio is taken round by round.
 """
 
-import json
 import statistics
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 import measuring
 from multimax import reweighting
@@ -117,12 +115,7 @@ def main() -> None:
     options = measuring.command_line(__doc__, RESULTS, 5.0).parse_args()
     if not measuring.begin(options, "reweighting benchmark", table):
         return
-    run: dict = {"machine": measuring.machine(False), "rows": []}
-    for shape in tqdm(SHAPES, unit="case"):
-        run["rows"] += measure(shape, options.seconds, options.quick)
-        options.out.write_text(json.dumps(run, indent=1) + "\n")
-    print(table(run))
-    print(f"\nsaved to {options.out}")
+    measuring.measured(options, [(shape,) for shape in SHAPES], measure, table)
 
 
 if __name__ == "__main__":

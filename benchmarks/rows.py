@@ -16,7 +16,6 @@ fresh pages; how many such page faults a call met is saved with its time. With -
 are none then, and what differs is the work itself.
 """
 
-import json
 import math
 import statistics
 from collections.abc import Callable
@@ -24,7 +23,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 import measuring
 import multimax
@@ -174,13 +172,8 @@ def main() -> None:
         return
     if options.keep_memory:
         measuring.keep_memory()
-    combinations = [(dtype, back, shape) for dtype in DTYPES.values() for back in (False, True) for shape in SHAPES]
-    run: dict = {"machine": measuring.machine(options.keep_memory), "rows": []}
-    for dtype, back, shape in tqdm(combinations, unit="case"):
-        run["rows"] += measure(shape, dtype, back, options.seconds, options.quick)
-        options.out.write_text(json.dumps(run, indent=1) + "\n")
-    print(table(run))
-    print(f"\nsaved to {options.out}")
+    cases = [(shape, dtype, back) for dtype in DTYPES.values() for back in (False, True) for shape in SHAPES]
+    measuring.measured(options, cases, measure, table, options.keep_memory)
 
 
 if __name__ == "__main__":

@@ -343,14 +343,16 @@ def test_parameters_of_a_half_precision_model_are_float32():
     assert function.coefs.grad.dtype == torch.float32
 
 
-@pytest.mark.parametrize("name", ["GPT2", "Llama", "BERT", "ViT", "T5"])
+# without GPT-OSS, whose experts transformers cannot compile with gradients
+@pytest.mark.parametrize("name", [name for name in BY_NAME if name != "GPT-OSS"])
 def test_compile(name):
     architecture = BY_NAME[name]
     _, model, _ = both(architecture)
     move(model)
-    inputs = {key: t for key, t in architecture.inputs().items() if key != "labels"}
+    inputs = architecture.inputs()
+    labels = inputs.pop("labels", None)
     if model.config.is_encoder_decoder:
-        inputs["decoder_input_ids"] = inputs["input_ids"]
+        inputs["decoder_input_ids"] = labels
     expected = model(**inputs)
     loss_of(expected).backward()
     before = {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}

@@ -239,9 +239,6 @@ class Reweighted(nn.Module):
                 f"multimax: expected one softmax attention in a forward of timm's {self.original.__name__}, got "
                 f"{redirect.calls}; this version of timm computes it in another way"
             )
-        mark = mark_of(self)
-        if mark is not None and not torch.compiler.is_compiling():
-            mark.reached = True
         return result
 
     def __reduce_ex__(self, protocol: Any) -> Any:
