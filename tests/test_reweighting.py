@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import multimax
 from conftest import needs_kernels
 from multimax import reweighting
+from multimax.oversmoothing import attn_scale
 from multimax.reweighting import reference
 
 
@@ -49,6 +50,8 @@ CASES: dict[str, tuple[str, Options]] = {
     "sparsehourglass": ("sparsehourglass", {"q": 0.3}),
     "topk": ("topk", {"k": 3}),
     "topk, share": ("topk", {"k": 0.4}),
+    "attnscale": ("attnscale", {"omega": 0.6}),
+    "attnscale, flatter": ("attnscale", {"omega": torch.tensor(-0.25)}),
 }
 every = pytest.mark.parametrize("case", CASES)
 impls = pytest.mark.parametrize("impl", ["auto", "reference"])
@@ -130,6 +133,8 @@ def slow(case: str, row: list[float]) -> list[float]:
     if name == "sparsehourglass":
         q, size = options["q"], len(row)
         return slow_sparsemax([v * (1 + size * q) / (abs(math.fsum(row)) + size * q) for v in row])
+    if name == "attnscale":
+        return [1 / len(row) + (1 + float(options["omega"])) * (v - 1 / len(row)) for v in slow_softmax(row)]
     assert name == "topk"
     k = options["k"] if isinstance(options["k"], int) else math.ceil(Fraction(str(options["k"])) * len(row))
     least = sorted(row, reverse=True)[:k][-1]
@@ -496,6 +501,7 @@ LEARNED: dict[str, Callable[[Tensor], Tensor]] = {
     "entmax": lambda x, t, **o: reweighting.entmax(x, alpha=1 + t, **o),
     "entmax beyond 2": lambda x, t, **o: reweighting.entmax(x, alpha=2 + t, **o),
     "multimax": lambda x, t, **o: reweighting.multimax(x, t * COEFS.to(t.dtype), KNOTS, **o),
+    "attnscale": lambda x, t, **o: reweighting.attnscale(x, omega=t.reshape(()), **o),
 }
 
 
@@ -814,7 +820,7 @@ def test_compile(case: str, dynamic: bool) -> None:
     compiles(of(case), "aot_eager", dynamic, torch.float32)
 
 
-@pytest.mark.parametrize("case", ["softmax", "entmax"])
+@pytest.mark.parametrize("case", ["softmax", "entmax", "attnscale"])
 def test_compile_what_is_learned(case: str) -> None:
     compiles(LEARNED[case], "aot_eager", False, torch.float32, torch.full((1, 1), 0.6))
 
@@ -827,7 +833,11 @@ def test_compile_to_code(case: str) -> None:
 def test_compile_modules() -> None:
     torch._dynamo.reset()
     x, mask = torch.randn(2, 4, 5, 8), torch.rand(5, 8) < 0.7
-    for layer in (reweighting.Entmax(1.3, learn=True, heads=4), reweighting.Softmax(0.5, learn=True, heads=4)):
+    for layer in (
+        reweighting.Entmax(1.3, learn=True, heads=4),
+        reweighting.Softmax(0.5, learn=True, heads=4),
+        reweighting.AttnScaledSoftmax(0.5, heads=4),
+    ):
         compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
         torch.testing.assert_close(compiled(x, mask), layer(x, mask))
     torch._dynamo.reset()
@@ -892,7 +902,8 @@ def test_weights_are_a_distribution_and_keep_the_order(
     x = torch.tensor(row).to(dtype)
     mask = torch.tensor(data.draw(st.lists(st.booleans(), min_size=len(row), max_size=len(row))))
     weights = of(case)(x, mask=mask)
-    assert (weights >= 0).all()
+    if case != "attnscale":  # whose weights may be negative
+        assert (weights >= 0).all()
     assert (weights[~mask] == 0).all()
     wanted = float(mask.any())
     assert weights.double().sum().item() == pytest.approx(wanted, abs=len(row) * torch.finfo(dtype).eps)
@@ -1040,6 +1051,24 @@ BAD: dict[str, tuple[str, Options, type[Exception], str]] = {
     "q none": ("sparsehourglass", {"q": None}, TypeError, "multimax: expected q to be a number"),
     "q a tensor": ("sparsehourglass", {"q": torch.tensor(1.0)}, TypeError, "multimax: expected q to be a number"),
     "q tensors": ("sparsehourglass", {"q": torch.ones(4, 1)}, TypeError, "multimax: expected q to be a number"),
+    "omega nan": ("attnscale", {"omega": NAN}, ValueError, "multimax: expected omega above -inf and finite, got nan"),
+    "omega inf": ("attnscale", {"omega": INF}, ValueError, "multimax: expected omega above -inf and finite, got inf"),
+    "omega -inf": ("attnscale", {"omega": -INF}, ValueError, "expected omega above -inf and finite, got -inf"),
+    "omega text": ("attnscale", {"omega": "0"}, TypeError, "multimax: expected omega to be a number, got str"),
+    "omegas of other heads": (
+        "attnscale",
+        {"omega": torch.zeros(4)},
+        ValueError,
+        "multimax: expected omega of shape () or (3,) for weights of shape (2, 3, 4, 5), got (4,)",
+    ),
+    "omegas of more dims": ("attnscale", {"omega": torch.zeros(3, 1, 1)}, ValueError, "expected omega of shape ()"),
+    "omega of integers": ("attnscale", {"omega": torch.tensor(1)}, TypeError, "expected omega of dtype float32"),
+    "omega elsewhere": (
+        "attnscale",
+        {"omega": torch.tensor(0.5, device="meta")},
+        ValueError,
+        "expected omega on the input's device",
+    ),
     "k 0": ("topk", {"k": 0}, ValueError, "multimax: expected k of at least 1, got 0"),
     "k -3": ("topk", {"k": -3}, ValueError, "multimax: expected k of at least 1, got -3"),
     "k 0.0": ("topk", {"k": 0.0}, ValueError, "multimax: expected k as a share to be in (0, 1], got 0.0"),
@@ -1124,6 +1153,7 @@ def test_registry() -> None:
         "evsoftmax",
         "sparsehourglass",
         "topk",
+        "attnscale",
     )
     function = reweighting.get("topk", k=2)
     assert (function.name, dict(function.options)) == ("topk", {"k": 2})
@@ -1155,6 +1185,13 @@ def test_registry() -> None:
             "multimax: expected coefs and knots for multimax, got no such option; a multimax.MultiMax module has its",
         ),
         ("multimax", {"coefs": COEFS}, TypeError, "multimax: expected knots for multimax, got no such option"),
+        (
+            "attnscale",
+            {},
+            TypeError,
+            "multimax: expected omega for attnscale, got no such option; a reweighting.AttnScaledSoftmax module has",
+        ),
+        ("attnscale", {"alpha": 1.5}, TypeError, "multimax: expected options of attnscale out of: omega, got alpha"),
     ],
     ids=str,
 )
@@ -1195,6 +1232,15 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[..., Tensor]]] = {
     ),
     "TopK": (lambda: reweighting.TopK(2), lambda x, **o: reweighting.topk(x, k=2, **o)),
     "TopK, share": (lambda: reweighting.TopK(0.3), lambda x, **o: reweighting.topk(x, k=0.3, **o)),
+    "AttnScaledSoftmax": (
+        lambda: reweighting.AttnScaledSoftmax(0.7, learn=False),
+        lambda x, **o: reweighting.attnscale(x, omega=0.7, **o),
+    ),
+    "AttnScaledSoftmax, learned": (lambda: reweighting.AttnScaledSoftmax(), reweighting.softmax),
+    "AttnScaledSoftmax, a head": (
+        lambda: reweighting.AttnScaledSoftmax(0.7, heads=3),
+        lambda x, **o: reweighting.attnscale(x, omega=0.7, **o),
+    ),
 }
 layers = pytest.mark.parametrize("layer", LAYERS)
 
@@ -1228,7 +1274,8 @@ def test_modules_save_load_and_copy(layer: str) -> None:
     other.load_state_dict(module.state_dict())
     for again in (other, copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
         assert torch.equal(again(x), expected)
-    keys = {"Softmax": ["log_temperature"], "Entmax": ["shape"]}.get(layer.split(",")[0], [])
+    keys = {"Softmax": ["log_temperature"], "Entmax": ["shape"], "AttnScaledSoftmax": ["omega"]}
+    keys = keys.get(layer.split(",")[0], [])
     assert list(module.state_dict()) == (keys if "learned" in layer or "head" in layer else [])
     assert list(LAYERS[layer][0]().to("meta").state_dict()) == list(module.state_dict())
     repr(module.to("meta"))
@@ -1236,7 +1283,11 @@ def test_modules_save_load_and_copy(layer: str) -> None:
 
 def test_modules_learn() -> None:
     x = torch.randn(2, 3, 4, 5)
-    for make, name in ((reweighting.Softmax, "temperature"), (reweighting.Entmax, "alpha")):
+    for make, name in (
+        (reweighting.Softmax, "temperature"),
+        (reweighting.Entmax, "alpha"),
+        (reweighting.AttnScaledSoftmax, "omega"),
+    ):
         for heads in (None, 3):
             module = make(1.4, learn=True, heads=heads)
             torch.testing.assert_close(getattr(module, name), torch.full(() if heads is None else (3,), 1.4))
@@ -1276,6 +1327,14 @@ def test_each_head_has_its_own() -> None:
             own = entmax(arranged).movedim(dim, -1)[:, head]
             judge = reweighting.entmax(back[:, head], alpha=alphas[head].item())
             torch.testing.assert_close(own, judge, rtol=1e-4, atol=1e-5)
+    omegas = torch.tensor([0.5, -0.3, 2.0])
+    scaled = reweighting.AttnScaledSoftmax(heads=3)
+    scaled.omega.data.copy_(omegas)
+    for dim, arranged in ((-1, x), (1, x.permute(0, 3, 1, 2)), (0, x.permute(3, 0, 1, 2)), (-2, x.transpose(2, 3))):
+        scaled.dim = dim
+        for head in range(3):
+            judge = reweighting.attnscale(x[:, head], omega=omegas[head].item())
+            torch.testing.assert_close(scaled(arranged).movedim(dim, -1)[:, head], judge)
     softmax.dim = -1
     rows = softmax(x[0, :, 0])  # heads and keys alone
     torch.testing.assert_close(rows, torch.softmax(x[0, :, 0] / temperatures[:, None], -1))
@@ -1308,6 +1367,50 @@ def test_evsoftmax_trains_softly_and_evaluates_sharply() -> None:
     assert torch.equal(reweighting.EvSoftmax(0)(x), reweighting.evsoftmax(x))
 
 
+@impls
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_attnscale_is_attn_scale_of_softmax(impl: str, dtype: torch.dtype) -> None:
+    x = (2 * torch.randn(2, 3, 4, 9)).to(dtype)
+    mask = torch.rand(4, 9) < 0.6
+    mask[1] = False
+    x[..., 2] = torch.finfo(dtype).min  # takes no part either
+    wide = torch.where(mask, x.double(), -INF).masked_fill(x == torch.finfo(dtype).min, -INF)
+    exact = {"dtype": torch.float64, "requires_grad": True}
+    for values in (0.5, [0.5, -0.3, 2.0]):
+        omega, judges = torch.tensor(values, **exact), torch.tensor(values, **exact)
+        own = reweighting.attnscale(x, omega=omega, mask=mask, impl=impl)
+        judge = attn_scale(torch.softmax(wide, -1).nan_to_num(), judges, wide > -INF)
+        rounding = torch.finfo(dtype).eps
+        torch.testing.assert_close(own.double(), judge, rtol=0, atol=4 * rounding)
+        assert (own < 0).any()  # said in its text: no distribution
+        own.double().pow(3).sum().backward()
+        judge.pow(3).sum().backward()
+        torch.testing.assert_close(omega.grad, judges.grad, rtol=8 * rounding, atol=4 * rounding)
+
+
+@impls
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_attnscale_at_zero_is_softmax_to_the_last_bit(impl: str, dtype: torch.dtype) -> None:
+    x, mask = torch.randn(2, 3, 4, 9).to(dtype), torch.rand(4, 9) < 0.6
+    layers = reweighting.AttnScaledSoftmax(), reweighting.AttnScaledSoftmax(heads=3)
+    for dim in (-1, 0):
+        for part in (None, mask):
+            softmax = reweighting.softmax(x, dim=dim, mask=part, impl=impl)
+            for omega in (0.0, torch.tensor(0.0), layers[0].omega):
+                assert torch.equal(reweighting.attnscale(x, omega=omega, dim=dim, mask=part, impl=impl), softmax)
+            for layer in layers if dim == -1 and impl == "auto" else ():
+                assert torch.equal(layer(x, part), softmax)
+
+
+@quick
+@given(row=rows, omega=st.floats(-1, 5))
+def test_attnscales_weights_have_a_lower_bound(row: list[float], omega: float) -> None:
+    """Of n weights none is below -omega / n, nor below 0 if omega is negative; and they sum to 1."""
+    weights = reweighting.attnscale(torch.tensor(row, dtype=torch.float64), omega=omega)
+    assert weights.sum().item() == pytest.approx(1, abs=1e-12)
+    assert weights.min().item() >= -max(omega, 0.0) / len(row) - 1e-12
+
+
 def test_modules_by_name() -> None:
     for name in reweighting.names():
         options = {"k": 3} if name == "topk" else {}
@@ -1337,8 +1440,11 @@ def test_modules_by_name() -> None:
         (lambda: reweighting.TopK(8), "TopK(k=8)"),
         (lambda: reweighting.TopK(0.5), "TopK(k=0.5)"),
         (lambda: reweighting.Entmax(1.25, learn=True).to("meta"), "Entmax(learned alpha)"),
+        (lambda: reweighting.AttnScaledSoftmax(), "AttnScaledSoftmax(learned omega=0)"),
+        (lambda: reweighting.AttnScaledSoftmax(0.5, heads=2), "AttnScaledSoftmax(learned omega=[0.5, 0.5])"),
+        (lambda: reweighting.AttnScaledSoftmax(0.5, learn=False, dim=0), "AttnScaledSoftmax(omega=0.5, dim=0)"),
     ],
-    ids=range(14),
+    ids=range(17),
 )
 def test_reprs(module: Callable[[], nn.Module], text: str) -> None:
     assert repr(module()) == text
@@ -1377,8 +1483,11 @@ def test_reprs(module: Callable[[], nn.Module], text: str) -> None:
         (lambda: reweighting.module("sparsemax", alpha=2), TypeError, "expected the options of Sparsemax, got alpha"),
         (lambda: reweighting.module("entmax", alpha="a"), TypeError, "expected alpha to be a number"),
         (lambda: reweighting.module("multimax", k=2), TypeError, "multimax: expected the options of MultiMax, got k"),
+        (lambda: reweighting.AttnScaledSoftmax(NAN), ValueError, "multimax: expected omega above -inf and finite, got"),
+        (lambda: reweighting.AttnScaledSoftmax(learn=False, heads=3), ValueError, "expected learn=True with heads"),
+        (lambda: reweighting.AttnScaledSoftmax(heads=0), ValueError, "expected heads to be an int of at least 1"),
     ],
-    ids=range(22),
+    ids=range(25),
 )
 def test_bad_modules(make: Callable[[], object], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=re.escape(text)):

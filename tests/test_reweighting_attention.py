@@ -38,6 +38,7 @@ CASES: dict[str, Any] = {
     "evsoftmax": "evsoftmax",
     "sparsehourglass": "sparsehourglass",
     "topk": reweighting.get("topk", k=3),
+    "attnscale": reweighting.get("attnscale", omega=0.6),
 }
 every = pytest.mark.parametrize("case", CASES)
 
@@ -253,6 +254,8 @@ LEARNED: dict[str, Callable[[Tensor], Any]] = {
         coefs=t * COEFS.double().expand(3, 2, 2) * torch.arange(1.0, 4)[:, None, None],
         knots=KNOTS.double().expand(3, 2, 2),
     ),
+    "omega": lambda t: reweighting.get("attnscale", omega=t),
+    "omegas": lambda t: reweighting.get("attnscale", omega=t * torch.tensor([0.5, -1.0, 1.5]).double()),
 }
 
 
@@ -279,6 +282,35 @@ def test_what_is_learned_gets_its_gradient(case: str, numbered: bool) -> None:
         grads.append(t.grad.item())
     assert grads[:-1] == pytest.approx([grads[-1]] * 4, rel=1e-9)
     assert abs(grads[-1]) > 1e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("heads", [False, True])
+@pytest.mark.parametrize("setting", [setting for setting in SETTINGS if "attn_scale" not in setting])
+def test_attnscale_is_softmax_with_attn_scale(setting: str, heads: bool, dtype: torch.dtype) -> None:
+    options = {
+        name: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+        for name, value in SETTINGS[setting]().items()
+    }
+    values = [t.to(dtype) for t in tensors()]
+    omega = torch.tensor([0.5, -0.3, 2.0] if heads else 0.5)
+    layer = reweighting.AttnScaledSoftmax(heads=3 if heads else None)
+    layer.omega.data.copy_(omega)
+    for block in (2, None):
+        results = []
+        for kind in ("option", "name", "module"):
+            leaves = [t.clone().requires_grad_() for t in values]
+            own = layer.omega if kind == "module" else omega.clone().requires_grad_()
+            given: Options = {"reweight": layer if kind == "module" else reweighting.get("attnscale", omega=own)}
+            if kind == "option":
+                given = {"attn_scale": own}
+            out = reweighting.attention(*leaves, **given, **options, block=block)
+            weights = reweighting.attention(*leaves, **given, **options, return_weights=True)[1]
+            results.append([out, weights, *torch.autograd.grad(out.square().sum(), [*leaves, own])])
+        assert (results[0][1] < 0).any()
+        for judge, *others in zip(*results, strict=True):
+            for other in others:
+                torch.testing.assert_close(other, judge, rtol=4 * torch.finfo(dtype).eps, atol=1e-6)
 
 
 def test_numbers_in_a_mask_have_a_gradient() -> None:
@@ -571,6 +603,10 @@ def test_modules_of_the_package() -> None:
         "EvSoftmax, evaluated": (reweighting.EvSoftmax(0.1).eval(), "evsoftmax"),
         "Sparsehourglass": (reweighting.Sparsehourglass(0.3), reweighting.get("sparsehourglass", q=0.3)),
         "TopK": (reweighting.TopK(0.3), reweighting.get("topk", k=0.3)),
+        "AttnScaledSoftmax": (
+            reweighting.AttnScaledSoftmax(0.5, learn=False),
+            reweighting.get("attnscale", omega=0.5),
+        ),
     }
     for layer, function in layers.values():
         own, judge = (reweighting.attention(*values, reweight=one, block=3) for one in (layer, function))
@@ -659,6 +695,7 @@ V = torch.randn(2, 3, 9, 5)
 BAD: dict[str, tuple[Options, type[Exception], str]] = {
     "unknown name": ({"reweight": "relu"}, ValueError, "multimax: expected name to be one of 'softmax', 'multimax'"),
     "topk without k": ({"reweight": "topk"}, TypeError, "multimax: expected k for topk, got no such option"),
+    "attnscale without omega": ({"reweight": "attnscale"}, TypeError, "a reweighting.AttnScaledSoftmax module has its"),
     "multimax without parameters": ({"reweight": "multimax"}, TypeError, "a multimax.MultiMax module has its own"),
     "a number": (
         {"reweight": 1.5},
@@ -721,8 +758,9 @@ def test_bad_input(bad: str, name: str, weights: bool) -> None:
         (reweighting.get("softmax", temperature=torch.zeros(3, 1, 1)), ValueError, "above 0 and finite, got 0"),
         (reweighting.get("softmax", temperature=torch.ones(3)), ValueError, "expected temperature that broadcasts"),
         (reweighting.get("topk", k=0), ValueError, "multimax: expected k of at least 1, got 0"),
+        (reweighting.get("attnscale", omega=torch.ones(2)), ValueError, "multimax: expected omega of shape () or (3,)"),
     ],
-    ids=range(7),
+    ids=range(8),
 )
 def test_bad_options(function: Any, error: type[Exception], text: str) -> None:
     for weights in (False, True):
@@ -744,6 +782,7 @@ REWEIGHTERS: dict[str, Callable[[], Any]] = {name: (lambda name=name: name) for 
     "Softmax, a head": lambda: reweighting.Softmax(0.6, learn=True, heads=4),
     "Entmax, a head": lambda: reweighting.Entmax(1.3, learn=True, heads=4),
     "Entmax, learned": lambda: reweighting.Entmax(1.3, learn=True),
+    "AttnScaledSoftmax, a head": lambda: reweighting.AttnScaledSoftmax(0.7, heads=4),
     "MultiMax": lambda: multimax.MultiMax(1, heads=4),
 }
 modules = pytest.mark.parametrize("name", REWEIGHTERS)
@@ -858,7 +897,7 @@ def test_in_torchs_layers(name: str, training: bool) -> None:
         expected = layer.norm2(hidden + layer.linear2(F.relu(layer.linear1(hidden))))
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
     far = (out - theirs)[~padding].abs().max()
-    assert far < 1e-4 if name == "softmax" else far > 1e-3
+    assert far < 1e-4 if name in ("softmax", "attnscale") else far > 1e-3  # omega is still 0
 
 
 def test_evsoftmax_trains_softly_and_evaluates_sharply() -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from multimax import __version__, metrics, ops, reweighting
+from multimax.experiments.commands import Refused, add_commands
 from multimax.functional import multimax
 from multimax.parameters import from_paper
 from multimax.presets import presets
@@ -37,7 +38,7 @@ def _line(label: str, x: Tensor, weights: Tensor, threshold: float) -> str:
     return f"  {label:<10} {modality:6.3f} {sparsity:6.3f}  |{shades}|  {values}"
 
 
-def demo(_: argparse.Namespace) -> None:
+def weights(_: argparse.Namespace) -> None:
     """Softmax beside MultiMax with the parameters that the paper's models learned."""
     print("M is the paper's multi-modality (how close the relevant entries come to the largest), S its sparsity (how")
     print(
@@ -75,23 +76,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="multimax",
         description="MultiMax: softmax over a learned, piece-wise modulated input, sparse and multi-modal at once.",
-        epilog="examples:  multimax demo    multimax env",
+        epilog="examples:  multimax demo    multimax train vision    multimax COMMAND --help",
     )
     parser.add_argument("--version", action="version", version=f"multimax {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, function, text in (
-        ("demo", demo, "softmax beside MultiMax, with the parameters that the paper's models learned"),
+        ("weights", weights, "softmax and others beside MultiMax, with the parameters that the paper's models learned"),
         ("env", env, "versions and kernels on this machine, for an error report"),
     ):
         command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         command.set_defaults(function=function)
+    add_commands(commands)
     options = parser.parse_args(arguments)
     try:
-        options.function(options)
+        code: int | None = options.function(options)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader, `head` say, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+        code = 0
+    except Refused as error:
+        print(error, file=sys.stderr)
+        return 1
+    return code or 0
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def _gathered(module: nn.Module) -> nn.Module:
     return plain
 
 
-def _values(module: nn.Module) -> dict[str, Tensor]:
+def values_of(module: nn.Module) -> dict[str, Tensor]:
     """What a gathered module has learned, by symbol, () or (heads,) each."""
     if isinstance(module, MultiMax):
         off = {"lower": "d", "upper": "b"}.get(module.terms)
@@ -305,7 +305,7 @@ class Monitor:
         grads: dict[str, list[Tensor]] = {}
         for name, module in self.modules.items():
             layer, plain = layer_name(name), _gathered(module)
-            for symbol, value in _values(plain).items():
+            for symbol, value in values_of(plain).items():
                 heads = value.reshape(-1).tolist()
                 if self.per_head and len(heads) > 1:
                     values.update({f"multimax/{layer}/head_{h}/{symbol}": own for h, own in enumerate(heads)})

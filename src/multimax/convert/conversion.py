@@ -190,7 +190,7 @@ def convert_(
     model: nn.Module,
     *,
     where: Collection[str] = ("attention",),
-    reweight: str | nn.Module = "multimax",
+    reweight: str | nn.Module | Mapping[str, str | nn.Module] = "multimax",
     order: int = 2,
     per_head: bool = False,
     init: str | tuple[Tensor, Tensor] = "identity",
@@ -217,7 +217,8 @@ def convert_(
         where: "attention", "output", or both. In the output layer the logits are modulated, so that the model's own
             loss, sampling and search work with MultiMax.
         reweight: a name of :mod:`multimax.reweighting`, or one of its modules (``reweighting.TopK(8)``), of which every
-            layer gets a copy.
+            layer gets a copy. A mapping gives attention and output a function each:
+            ``{"attention": "entmax15", "output": "multimax"}``.
         order: order of sigma, see :class:`MultiMax`.
         per_head: parameters for each head of attention, not one set for all.
         init: initial parameters, see :class:`MultiMax`.
@@ -249,7 +250,7 @@ def convert_(
         raise ValueError(f"multimax: expected output={output!r} with 'output' in where, got where={where!r}")
     if probe is not None:
         verification.check_probe(probe)
-    recipe = Recipe(reweight, order, per_head, init)
+    recipes = _recipes(where, reweight, order, per_head, init)
     _check_not_converted(model)
     sites = _all_sites(model, where, output)
     if not sites:
@@ -259,16 +260,39 @@ def convert_(
         )
     chosen, others = _chosen(sites, layers, filter_fn)
     _check_not_shared(model, chosen)
-    reasons = {site.name: reason for site in chosen if (reason := _why_not(site, recipe))}
+    reasons = {site.name: reason for site in chosen if (reason := _why_not(site, recipes[site.kind]))}
     if reasons and (strict or len(reasons) == len(chosen)):
         words = "; ".join(f"{name!r}: {reason}" for name, reason in reasons.items())
         remedy = "; strict=False leaves these with softmax" if len(reasons) < len(chosen) else ""
         raise ValueError(f"multimax: expected layers that can be converted, got {words}{remedy}")
     chosen = [site for site in chosen if site.name not in reasons]
-    functions = [recipe.make(site.heads) for site in chosen]
+    functions = [recipes[site.kind].make(site.heads) for site in chosen]
     left = [Layer(s.name, s.kind, class_name(s.module), why_left="not asked for") for s in others]
     left += [Layer(s.name, s.kind, class_name(s.module), why_left=reasons[s.name]) for s in sites if s.name in reasons]
     return Report(_apply(model, chosen, functions, probe), tuple(left))
+
+
+def _recipes(
+    where: tuple[str, ...],
+    reweight: str | nn.Module | Mapping[str, str | nn.Module],
+    order: int,
+    per_head: bool,
+    init: str | tuple[Tensor, Tensor],
+) -> dict[str, Recipe]:
+    """For each kind of layer. The options are those of the functions that are called "multimax"."""
+    if not isinstance(reweight, Mapping):
+        return dict.fromkeys(where, Recipe(reweight, order, per_head, init))
+    if set(reweight) != set(where):
+        raise ValueError(
+            f"multimax: expected reweight for {' and '.join(map(repr, where))}, as where says, got it for "
+            f"{' and '.join(map(repr, reweight)) or 'none'}"
+        )
+    if "multimax" not in reweight.values():
+        return {kind: Recipe(own, order, per_head, init) for kind, own in reweight.items()}
+    return {
+        kind: Recipe(own, order, per_head and kind == "attention", init) if own == "multimax" else Recipe(own)
+        for kind, own in reweight.items()
+    }
 
 
 def _apply(model: nn.Module, sites: list[Site], functions: list[nn.Module], probe: Any) -> tuple[Layer, ...]:

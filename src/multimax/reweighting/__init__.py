@@ -14,6 +14,7 @@ evsoftmax  tensor([0.5987, 0.4013, 0.0000])
 
 from multimax.modules import MultiMax
 from multimax.reweighting.functions import (
+    attnscale,
     entmax,
     entmax15,
     evsoftmax,
@@ -34,6 +35,7 @@ from multimax.reweighting.losses import (
     sparsemax_loss,
 )
 from multimax.reweighting.modules import (
+    AttnScaledSoftmax,
     Entmax,
     Entmax15,
     EvSoftmax,
@@ -48,6 +50,7 @@ from multimax.reweighting.query_blocks import attention
 from multimax.reweighting.registry import Reweighting, get, names
 
 __all__ = [
+    "AttnScaledSoftmax",
     "Entmax",
     "Entmax15",
     "Entmax15Loss",
@@ -63,6 +66,7 @@ __all__ = [
     "SparsemaxLoss",
     "TopK",
     "attention",
+    "attnscale",
     "entmax",
     "entmax15",
     "entmax15_loss",

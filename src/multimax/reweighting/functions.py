@@ -16,10 +16,22 @@ from torch import Tensor
 from multimax import checks
 from multimax import functional as F
 from multimax.functional import multimax
+from multimax.oversmoothing import attn_scale
 from multimax.reference import compute_dtype
 from multimax.reweighting import ops, reference
+from multimax.score_blocks import takes_part
 
-__all__ = ["entmax", "entmax15", "evsoftmax", "multimax", "softmax", "sparsehourglass", "sparsemax", "topk"]
+__all__ = [
+    "attnscale",
+    "entmax",
+    "entmax15",
+    "evsoftmax",
+    "multimax",
+    "softmax",
+    "sparsehourglass",
+    "sparsemax",
+    "topk",
+]
 
 
 def _checked(x: Tensor, dim: int, mask: Tensor | None) -> tuple[int, Tensor | None]:
@@ -309,3 +321,48 @@ def topk(x: Tensor, *, k: int | float, dim: int = -1, mask: Tensor | None = None
     checks.count_or_share("k", k)
     kept = _kept(x, dim, mask, lambda z, masked: reference.largest(z, masked, k))
     return _plain_softmax(x, dim, kept, impl)
+
+
+def attnscale(
+    x: Tensor, *, omega: float | Tensor, dim: int = -1, mask: Tensor | None = None, impl: str = "auto"
+) -> Tensor:
+    r"""AttnScale of softmax: what the weights have beside their mean is scaled by 1 + omega.
+
+    .. math:: \phi(x)_i = \frac{1}{n} + (1 + \omega) \left(\operatorname{softmax}(x)_i - \frac{1}{n}\right)
+
+    for the n entries of the row that take part. The weights still sum to 1, but **they may be negative**, unlike those
+    of all the other functions here: for :math:`\omega > 0` below :math:`\frac{\omega}{1 + \omega} \frac{1}{n}` of
+    softmax. So they are no distribution: there is no loss, and measures of weights that have a logarithm in them do not
+    hold. For :math:`\omega < -1` the order of the entries is reversed.
+
+    Args:
+        x: input of any shape; of (..., heads, queries, keys) where each head has an omega.
+        omega: :math:`\omega`, a number or a tensor of shape (), or (H,) for one a head, with a gradient; the heads are
+            the last but one of x's dims without ``dim``. 0 is softmax.
+        dim: the dim along which the weights sum to 1.
+        mask: True where an entry takes part; n is the number of these in the row.
+        impl: "auto", "cpu" or "reference", for softmax.
+
+    Returns:
+        Weights of the shape and dtype of ``x``.
+
+    Example:
+        >>> import torch
+        >>> from multimax import reweighting
+        >>> reweighting.attnscale(torch.tensor([3.0, 2.0, -1.0]), omega=0.5)
+        tensor([ 0.9154,  0.2314, -0.1468])
+
+    References:
+        Wang, Zheng, Chen, Wang: Anti-Oversmoothing in Deep Vision Transformers via the Fourier Domain Analysis.
+        ICLR 2022. On weights: :func:`multimax.oversmoothing.attn_scale`.
+    """
+    dim, mask = _checked(x, dim, mask)
+    if not isinstance(omega, Tensor):
+        checks.number_above("omega", omega, -math.inf)
+        omega = torch.tensor(omega, dtype=compute_dtype(x.dtype), device=x.device)
+    if x.ndim == 0:
+        return attnscale(x[None], omega=omega, mask=None if mask is None else mask[None], impl=impl)[0]
+    part = takes_part(x) if mask is None else takes_part(x) & mask
+    weights = _plain_softmax(x.to(compute_dtype(x.dtype)), dim, part, impl)
+    scaled = attn_scale(weights.movedim(dim, -1), omega, part.movedim(dim, -1))
+    return scaled.movedim(-1, dim).to(F.result_dtype(x))

@@ -280,6 +280,65 @@ class TopK(Reweighter):
         return _repr(f"k={self.k}", super().extra_repr())
 
 
+class AttnScaledSoftmax(Reweighter):
+    r""":func:`attnscale` as a module, with a trained or a fixed :math:`\omega`.
+
+    .. math:: \phi(x) = \frac{1}{n} + (1 + \omega) \left(\operatorname{softmax}(x) - \frac{1}{n}\right)
+
+    Unless told otherwise :math:`\omega` is trained and starts at 0, where the function is softmax. **The weights may
+    become negative**, see :func:`attnscale`. The state_dict has ``omega``, if it is trained. To put AttnScale behind
+    another function than softmax, there is :class:`multimax.oversmoothing.AttnScale`.
+
+    Args:
+        omega: :math:`\omega`, to begin with or to stay.
+        learn: whether omega is trained.
+        heads: an omega for each of so many heads, as in the paper, for x of (..., heads, queries, keys); trained only.
+        dim: the dim along which the weights sum to 1.
+
+    Example:
+        >>> import torch
+        >>> from multimax import reweighting
+        >>> layer, x = reweighting.AttnScaledSoftmax(heads=6), torch.randn(2, 6, 10, 10)
+        >>> torch.equal(layer(x), reweighting.softmax(x))
+        True
+        >>> reweighting.AttnScaledSoftmax(0.5, learn=False)(torch.tensor([3.0, 2.0, -1.0]))
+        tensor([ 0.9154,  0.2314, -0.1468])
+
+    References:
+        Wang, Zheng, Chen, Wang: Anti-Oversmoothing in Deep Vision Transformers via the Fourier Domain Analysis.
+        ICLR 2022.
+    """
+
+    reweighting_name = "attnscale"
+    omega: nn.Parameter | float
+
+    def __init__(self, omega: float = 0.0, *, learn: bool = True, heads: int | None = None, dim: int = -1) -> None:
+        super().__init__(dim=dim)
+        checks.number_above("omega", omega, -math.inf)
+        checks.heads_to_learn(heads, learn)
+        self.initial = float(omega)
+        self.omega = nn.Parameter(torch.empty(() if heads is None else (heads,))) if learn else self.initial
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Back to the omega given."""
+        if isinstance(self.omega, Tensor):
+            self.omega.fill_(self.initial)
+
+    def options(self, ndim: int, dim: int) -> dict[str, Any]:
+        """The omega: the function itself knows where the heads are."""
+        return {"omega": self.omega}
+
+    def settings(self) -> dict[str, Any]:
+        """As given."""
+        return {"omega": self.initial, **_learned(self.omega if isinstance(self.omega, Tensor) else None)}
+
+    def extra_repr(self) -> str:
+        """The settings."""
+        return _repr(_number("omega", self.omega), super().extra_repr())
+
+
 def _learned(parameter: Tensor | None) -> dict[str, Any]:
     """How a parameter was made, of one number or of one a head."""
     heads = parameter.shape[0] if parameter is not None and parameter.ndim else None
@@ -299,7 +358,7 @@ def _number(name: str, value: Tensor | float) -> str:
 
 MODULES: dict[str, type[nn.Module]] = {
     module.reweighting_name: module
-    for module in (Softmax, Sparsemax, Entmax15, Entmax, EvSoftmax, Sparsehourglass, TopK)
+    for module in (Softmax, Sparsemax, Entmax15, Entmax, EvSoftmax, Sparsehourglass, TopK, AttnScaledSoftmax)
 } | {"multimax": MultiMax}
 
 

@@ -12,8 +12,19 @@ from multimax.reweighting import functions
 
 FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     name: getattr(functions, name)
-    for name in ("softmax", "multimax", "sparsemax", "entmax15", "entmax", "evsoftmax", "sparsehourglass", "topk")
+    for name in (
+        "softmax",
+        "multimax",
+        "sparsemax",
+        "entmax15",
+        "entmax",
+        "evsoftmax",
+        "sparsehourglass",
+        "topk",
+        "attnscale",
+    )
 }
+LEARNED = {"multimax": "multimax.MultiMax", "attnscale": "reweighting.AttnScaledSoftmax"}  # have options of their own
 COMMON = ("x", "dim", "mask", "impl")
 
 
@@ -35,7 +46,7 @@ def names() -> tuple[str, ...]:
     Example:
         >>> from multimax import reweighting
         >>> reweighting.names()
-        ('softmax', 'multimax', 'sparsemax', 'entmax15', 'entmax', 'evsoftmax', 'sparsehourglass', 'topk')
+        ('softmax', 'multimax', 'sparsemax', 'entmax15', 'entmax', 'evsoftmax', 'sparsehourglass', 'topk', 'attnscale')
     """
     return tuple(FUNCTIONS)
 
@@ -46,7 +57,8 @@ def get(name: str, **options: Any) -> Reweighting:
     Args:
         name: one of :func:`names`.
         options: what the function takes beside x, dim, mask and impl: ``temperature`` (softmax), ``coefs`` and
-            ``knots`` (multimax), ``alpha`` (entmax), ``eps`` (evsoftmax), ``q`` (sparsehourglass), ``k`` (topk).
+            ``knots`` (multimax), ``alpha`` (entmax), ``eps`` (evsoftmax), ``q`` (sparsehourglass), ``k`` (topk),
+            ``omega`` (attnscale).
 
     Returns:
         A callable of x, dim, mask and impl.
@@ -67,6 +79,6 @@ def get(name: str, **options: Any) -> Reweighting:
         raise TypeError(f"multimax: expected options of {name} out of: {known}, got {', '.join(unknown)}")
     missing = [key for key, p in parameters.items() if p.default is p.empty and key not in options]
     if missing:
-        remedy = "; a multimax.MultiMax module has its own" if name == "multimax" else ""
+        remedy = f"; a {LEARNED[name]} module has its own" if name in LEARNED else ""
         raise TypeError(f"multimax: expected {' and '.join(missing)} for {name}, got no such option{remedy}")
     return Reweighting(name, options)

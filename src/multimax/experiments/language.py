@@ -1,0 +1,181 @@
+"""Language modelling."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.data import Dataset, Sampler, default_collate
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from multimax import reweighting
+from multimax.experiments import methods, models, tokenizers
+from multimax.experiments.data.text import load_text
+from multimax.experiments.settings import Settings
+from multimax.experiments.task import ShuffledSampler, Task
+
+IGNORED = -100
+
+
+def _encoded(tokenizer: PreTrainedTokenizerFast, text: str) -> Tensor:
+    """The tokens of a text, line by line."""
+    lines = text.splitlines(keepends=True)
+    own = tokenizer.backend_tokenizer
+    ids = [
+        numpy.asarray(line.ids, dtype=numpy.int32) for line in own.encode_batch_fast(lines, add_special_tokens=False)
+    ]
+    return torch.from_numpy(numpy.concatenate(ids)).long()
+
+
+def count_words(text: str) -> int:
+    """Words between spaces, and the end of each line as one more, as perplexity on WikiText is counted."""
+    return len(text.split()) + text.count("\n")
+
+
+class Blocks(Dataset[dict[str, Tensor]]):
+    """Sequences side by side, for training.
+
+    Args:
+        ids: of all tokens.
+        length: tokens a sequence.
+    """
+
+    def __init__(self, ids: Tensor, length: int) -> None:
+        self.ids = ids[: len(ids) // length * length].reshape(-1, length)
+
+    def __len__(self) -> int:
+        """How many sequences."""
+        return len(self.ids)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        """One sequence; the model itself compares it with its next tokens."""
+        return {"input_ids": self.ids[index], "labels": self.ids[index]}
+
+
+class Windows(Dataset[dict[str, Tensor]]):
+    """Windows over all of a text, in which every token but the first is predicted exactly once.
+
+    Args:
+        ids: of all tokens.
+        length: tokens a window.
+        stride: tokens from one window to the next, at most length - 1; a small one gives every token much context.
+        words: how many words the text has.
+    """
+
+    def __init__(self, ids: Tensor, length: int, stride: int, words: int) -> None:
+        self.ids, self.length, self.words = ids, length, words
+        starts = list(range(0, max(len(ids) - length, 0) + 1, stride))
+        if starts[-1] + length < len(ids):
+            starts.append(len(ids) - length)
+        self.starts = starts
+
+    def __len__(self) -> int:
+        """How many windows."""
+        return len(self.starts)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        """One window; what an earlier one has predicted does not count."""
+        start = self.starts[index]
+        ids = self.ids[start : start + self.length]
+        labels = ids.clone()
+        if index:
+            labels[: self.starts[index - 1] + self.length - start] = IGNORED
+        return {"input_ids": ids, "labels": labels}
+
+
+class Language(Task):
+    """Perplexity on text."""
+
+    main = "perplexity"
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        text = load_text(settings.data or "python")
+        self.data_name = text.name
+        length = settings.length
+        stride = settings.stride or length - 1
+        if not 1 <= stride <= length - 1:
+            raise ValueError(f"multimax: expected a stride from 1 to {length - 1}, below the length, got {stride}")
+        if settings.start:
+            self.tokenizer = PreTrainedTokenizerFast.from_pretrained(settings.start)
+        else:
+            lines = text.train.splitlines(keepends=True)
+            self.tokenizer = tokenizers.for_text(settings.tokenizer, lines, settings.vocabulary)
+        self.train = Blocks(_encoded(self.tokenizer, text.train), length)
+        sets = {}
+        for name in ("valid", "test"):
+            own = getattr(text, name)
+            ids = _encoded(self.tokenizer, own)
+            if len(ids) < length or not len(self.train):
+                raise ValueError(
+                    f"multimax: expected at least {length} tokens, one sequence, in each part of {settings.data!r}, "
+                    f"got {len(ids)} in {name}; make length smaller"
+                )
+            sets[name] = Windows(ids, length, stride, count_words(own))
+        self.evaluation, self.test = sets["valid"], sets["test"]
+        self.collate = default_collate
+
+    def model(self) -> PreTrainedModel:
+        """A GPT-style decoder."""
+        if self.settings.start:
+            return models.trained("language", Path(self.settings.start))
+        return models.language_model(self.settings, len(self.tokenizer))
+
+    def sampler(self, batch: int) -> Sampler[int]:
+        """Permutations."""
+        return ShuffledSampler(len(self.train), self.settings.seed)  # type: ignore[arg-type]
+
+    def save(self, folder: Path) -> None:
+        """The tokenizer."""
+        self.tokenizer.save_pretrained(folder)
+
+    def loss(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Any] | None:
+        """The loss of the output's function, where it has one of its own."""
+        if self.settings.output not in methods.LOSSES:
+            return None
+        outputs = model(input_ids=inputs["input_ids"])
+        logits, labels = outputs.logits[:, :-1].flatten(0, 1), inputs["labels"][:, 1:].flatten()
+        return methods.LOSSES[self.settings.output](logits, labels, ignore_index=IGNORED), outputs
+
+    def reduce_logits(self, logits: Any, labels: Tensor) -> Tensor:
+        """The negative log-likelihood of each token, 0 where none counts."""
+        logits = logits[0] if isinstance(logits, tuple) else logits
+        return token_losses(logits[:, :-1], labels[:, 1:], self.settings.output)
+
+    def metrics(self, reduced: Any, labels: Any) -> dict[str, float]:
+        """Perplexity of words, and of tokens."""
+        counted = labels[:, 1:] != IGNORED
+        total, tokens = float(reduced[counted].sum(dtype="float64")), int(counted.sum())
+        assert isinstance(self.evaluated, Windows)
+        words = self.evaluated.words
+        return {
+            "perplexity": exponential(total / words),
+            "token_perplexity": exponential(total / tokens),
+        }
+
+
+def exponential(value: float) -> float:
+    """Its exponential, infinity where that is too large for a number."""
+    return math.exp(value) if value < 700 else math.inf
+
+
+def token_losses(logits: Tensor, labels: Tensor, output: str) -> Tensor:
+    """Negative log-likelihood of tokens under the output's function: infinite where a sparse one gives none.
+
+    Args:
+        logits: (B, L, V), already modulated where the output layer is MultiMax.
+        labels: (B, L).
+        output: the name of the function.
+
+    Returns:
+        (B, L), 0 for ignored labels.
+    """
+    rows, targets = logits.float().flatten(0, 1), labels.flatten()
+    if output in methods.LOSSES:
+        chosen = reweighting.get(output)(rows).gather(1, targets.clamp(min=0)[:, None])[:, 0]
+        found = -chosen.log() * (targets != IGNORED)
+        return torch.where(targets == IGNORED, 0, found).view_as(labels)
+    return F.cross_entropy(rows, targets, reduction="none", ignore_index=IGNORED).view_as(labels)

@@ -1,0 +1,71 @@
+"""The reweighting functions of a run: from settings to a converted model."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from multimax import reweighting
+from multimax.convert import convert_
+from multimax.experiments.settings import TRAINED, Settings
+from multimax.modules import MultiMax
+from multimax.training import reweighting_modules
+
+TOP = 0.5  # the share of the keys that top-k keeps unless told
+# Functions whose weights are not a softmax of other logits have losses of their own.
+LOSSES: dict[str, Callable[..., Tensor]] = {
+    "sparsemax": reweighting.sparsemax_loss,
+    "entmax15": reweighting.entmax15_loss,
+    "evsoftmax": reweighting.evsoftmax_loss,
+}
+
+
+def attention_function(settings: Settings, heads: int) -> nn.Module:
+    """The module for the attention layers.
+
+    Args:
+        settings: of the run.
+        heads: of an attention layer.
+    """
+    own = heads if settings.per_head else None
+    options = dict(settings.attention_options)
+    if settings.attention == "multimax":
+        return MultiMax(settings.order, terms=settings.terms, heads=own, init=settings.init, **options)
+    if settings.attention == "softmax":
+        return _softmax(settings.temperature, own)
+    if settings.attention == "topk":
+        options.setdefault("k", TOP)
+    if settings.attention == "attnscale":
+        options.setdefault("heads", heads)  # one a head, as published
+    return reweighting.module(settings.attention, **options)
+
+
+def _softmax(temperature: float | str, heads: int | None = None) -> nn.Module:
+    if temperature == TRAINED:
+        return reweighting.Softmax(learn=True, heads=heads)
+    return reweighting.Softmax(float(temperature))
+
+
+def output_function(settings: Settings) -> nn.Module | None:
+    """The module for the output layer; None where it stays as it is, and a loss does the rest."""
+    if settings.output == "multimax":
+        return MultiMax(settings.order, terms=settings.terms, init=settings.init)
+    if settings.output == "softmax" and settings.output_temperature != 1:
+        return _softmax(settings.output_temperature)
+    return None
+
+
+def convert(model: nn.Module, settings: Settings) -> None:
+    """Puts the functions of the settings into a model with softmax, in place. Plain softmax leaves it as it is."""
+    output = output_function(settings)
+    plain = settings.attention == "softmax" and settings.temperature == 1
+    if plain and output is None:
+        return
+    heads: int = model.config.num_attention_heads  # type: ignore[union-attr, assignment]
+    functions: dict[str, Any] = {"attention": attention_function(settings, heads)}
+    if output is not None:
+        functions["output"] = output
+    convert_(model, where=tuple(functions), reweight=functions)
+    for _, module in reweighting_modules(model):
+        if isinstance(module, MultiMax):  # each layer has its own initial values, as it would if it were built so
+            module.reset_parameters()

@@ -1,0 +1,171 @@
+"""All settings of a training run, and the presets: plain JSON files with some of them."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+from multimax import checks, reweighting
+
+TASKS = ("vision", "language", "translation")
+TRAINED = "trained"
+PRESETS = Path(__file__).parent / "presets"
+LOSSES = ("softmax", "multimax", "sparsemax", "entmax15", "evsoftmax")  # that an output layer can be trained with
+
+
+def _setting(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a run does. Two runs with the same settings on the same machine give the same numbers."""
+
+    task: str = _setting("vision", "vision, language or translation")
+    preset: str = _setting("", "the preset that the other settings started from")
+    label: str = _setting("", "the name of the method in a table")
+    about: str = _setting("", "what this is, in a sentence")
+    seed: int = _setting(0, "of the initial weights, the order of the data, dropout and augmentation")
+
+    # the reweighting functions
+    attention: str = _setting("softmax", "function in the attention layers")
+    output: str = _setting("softmax", "function in the output layer")
+    order: int = _setting(2, "order of MultiMax")
+    terms: str = _setting("both", "terms of MultiMax: both, lower or upper")
+    temperature: float | str = _setting(1.0, "of softmax in the attention layers, or 'trained'")
+    output_temperature: float | str = _setting(1.0, "of softmax in the output layer, or 'trained'")
+    per_head: bool = _setting(False, "parameters for each head of attention")
+    init: str = _setting("paper", "MultiMax's initial parameters: paper or identity")
+    attention_options: dict[str, Any] = field(
+        default_factory=dict, metadata={"help": "further options of the function in attention, such as k of topk"}
+    )
+    patch_diversification: float = _setting(0.0, "weight of the three losses of Patch Diversification (vision)")
+    multimax_lr_factor: float = _setting(
+        1.0, "learning rate of the functions' parameters, as a multiple of the others'"
+    )
+    only_reweighting: bool = _setting(False, "train only the parameters of the functions")
+    start: str = _setting("", "folder of a trained model with softmax to start from")
+
+    # data
+    data: str = _setting("", "folder, file, or hub:owner/name of the data")
+    test_set: str = _setting("", "name of the test set, where a folder has several (translation)")
+    languages: str = _setting("de-en", "from which language into which (translation)")
+    tokenizer: str = _setting("bpe", "bpe, word or character: trained on the data, and saved with the run")
+    vocabulary: int = _setting(8192, "the largest number of tokens")
+    length: int = _setting(256, "tokens a sequence (language), or at most (translation)")
+    stride: int = _setting(0, "tokens from one window of evaluation to the next; 0 for windows side by side (language)")
+    beams: int = _setting(5, "beams of the search (translation)")
+    image_size: int = _setting(224, "height and width that the model gets (vision)")
+    augmentation: dict[str, Any] = field(
+        default_factory=dict, metadata={"help": "of the training images, see experiments/augmentation.py"}
+    )
+
+    # model and training
+    pooling: str = _setting("average", "average, or class for a class token (vision)")
+    stochastic_depth: float = _setting(0.0, "rate with which the last layer is left out; less before it (vision)")
+    model: dict[str, Any] = field(
+        default_factory=dict, metadata={"help": "options of transformers' configuration of the model"}
+    )
+    trainer: dict[str, Any] = field(
+        default_factory=dict, metadata={"help": "options of transformers' TrainingArguments"}
+    )
+    watch: int = _setting(100, "steps from one log of the functions' parameters to the next; 0 for none")
+    measured: int = _setting(256, "how many test examples the measures of attention are taken from; 0 for none")
+    tensorboard: bool = _setting(True, "write event files for TensorBoard")
+
+    def __post_init__(self) -> None:
+        """Raises where a setting cannot be right."""
+        for name, kind in get_type_hints(type(self)).items():
+            _check_type(name, getattr(self, name), kind)
+        checks.choice("task", self.task, TASKS)
+        checks.choice("attention", self.attention, reweighting.names())
+        checks.choice("output", self.output, LOSSES)
+        checks.choice("terms", self.terms, ("both", "lower", "upper"))
+        checks.choice("init", self.init, ("paper", "identity"))
+        checks.choice("pooling", self.pooling, ("average", "class"))
+        checks.choice("tokenizer", self.tokenizer, ("bpe", "word", "character"))
+        for name in ("temperature", "output_temperature"):
+            value = getattr(self, name)
+            if isinstance(value, str) and value != TRAINED:
+                raise ValueError(f"multimax: expected {name} to be a number or 'trained', got {value!r}")
+        for name in ("length", "vocabulary", "image_size", "beams"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"multimax: expected {name} of at least 1, got {getattr(self, name)}")
+        if self.only_reweighting and not self.start:
+            raise ValueError("multimax: expected start, a trained model, with only_reweighting, got none")
+        parts = self.languages.split("-")
+        if len(parts) != 2 or not all(parts):
+            raise ValueError(f"multimax: expected languages such as 'de-en', got {self.languages!r}")
+
+
+def _check_type(name: str, value: object, kind: Any) -> None:
+    kinds = get_args(kind) if get_origin(kind) not in (None, dict) else (get_origin(kind) or kind,)
+    if bool not in kinds and isinstance(value, bool):
+        good = False
+    else:
+        good = isinstance(value, kinds) or (float in kinds and isinstance(value, int))
+    if not good:
+        wanted = " or ".join(own.__name__ for own in kinds)
+        raise TypeError(f"multimax: expected the setting {name} to be of type {wanted}, got {value!r}")
+
+
+def from_dict(values: Mapping[str, Any], where: str) -> Settings:
+    """Settings from plain data.
+
+    Args:
+        values: by name.
+        where: the values come from, for the error.
+    """
+    unknown = sorted(set(values) - {own.name for own in fields(Settings)})
+    if unknown:
+        known = ", ".join(own.name for own in fields(Settings))
+        raise ValueError(f"multimax: expected settings out of {known} in {where}, got {', '.join(unknown)}")
+    return Settings(**values)
+
+
+def as_dict(settings: Settings) -> dict[str, Any]:
+    """Settings as plain data."""
+    return asdict(settings)
+
+
+def override(settings: Settings, values: Mapping[str, Any]) -> Settings:
+    """Settings with others in their place. A dict changes the entries that it names, and leaves the others.
+
+    Example:
+        >>> from multimax.experiments.settings import Settings, override
+        >>> override(Settings(trainer={"max_steps": 10}), {"trainer": {"seed": 1}, "order": 1}).trainer
+        {'max_steps': 10, 'seed': 1}
+    """
+    before = as_dict(settings)
+    merged = {
+        name: {**before[name], **value} if isinstance(value, Mapping) and isinstance(before.get(name), dict) else value
+        for name, value in values.items()
+    }
+    return from_dict({**before, **merged}, "the settings")
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"multimax: expected {str(path)!r} to be a file of JSON, got: {error}") from None
+
+
+def preset_names(folder: Path = PRESETS) -> tuple[str, ...]:
+    """The presets that come with the package."""
+    return tuple(sorted(path.stem for path in folder.glob("*.json")))
+
+
+def preset(name: str) -> Settings:
+    """The settings of a preset by name, or of a file of JSON, such as another run's config.json."""
+    path = Path(name) if name.endswith(".json") else PRESETS / f"{name}.json"
+    if not path.is_file():
+        raise ValueError(
+            f"multimax: expected a preset out of {', '.join(preset_names())}, or a file of JSON, got {name!r}"
+        )
+    values = read_json(path)
+    if not isinstance(values, Mapping):
+        raise ValueError(f"multimax: expected {str(path)!r} to hold settings by name, got {type(values).__name__}")
+    return from_dict({**values, "preset": values.get("preset") or name}, str(path))

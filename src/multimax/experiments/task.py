@@ -1,0 +1,125 @@
+"""What a task is to a run: data, model, loss and measures. One file each: vision, language, translation."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, Sampler
+from transformers import PreTrainedModel
+
+from multimax.experiments.settings import Settings
+
+
+def mixed_seed(*numbers: int) -> int:
+    """One seed out of several numbers, so that neighbours have nothing in common."""
+    import numpy
+
+    return int(numpy.random.SeedSequence(numbers).generate_state(1, numpy.uint64)[0] >> 1)
+
+
+class ShuffledSampler(Sampler[int]):
+    """A permutation for each epoch, which depends on the seed and the epoch alone: a resumed run sees the same order.
+
+    Args:
+        n: how many examples there are.
+        seed: of the run.
+    """
+
+    def __init__(self, n: int, seed: int) -> None:
+        self.n, self.seed, self.epoch = n, seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Which permutation comes next."""
+        self.epoch = epoch
+
+    def generator(self) -> torch.Generator:
+        """Of this epoch."""
+        return torch.Generator().manual_seed(mixed_seed(self.seed, self.epoch))
+
+    def __iter__(self) -> Any:
+        """The numbers of the examples."""
+        return iter(torch.randperm(self.n, generator=self.generator()).tolist())
+
+    def __len__(self) -> int:
+        """How many examples there are."""
+        return self.n
+
+
+class Task(ABC):
+    """A task with its data loaded.
+
+    Attributes:
+        train: examples for training.
+        evaluation: examples for the evaluations during training.
+        test: examples for the last one.
+        collate: makes a batch of examples.
+        measures: of attention, by names of :mod:`multimax.metrics`.
+        main: the metric by which methods are compared.
+        data_name: what the data is called.
+        evaluated: the examples that :meth:`metrics` gets the results of.
+    """
+
+    train: Dataset[Any]
+    evaluation: Dataset[Any]
+    test: Dataset[Any]
+    collate: Callable[[list[Any]], Any]
+    measures: tuple[str, ...] = ("multi_modality", "sparsity", "entropy")
+    main: str
+    data_name: str
+    evaluated: Dataset[Any]
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    @abstractmethod
+    def model(self) -> PreTrainedModel:
+        """A new model with softmax, or the one to start from."""
+
+    @abstractmethod
+    def sampler(self, batch: int) -> Sampler[int]:
+        """The order of the training examples.
+
+        Args:
+            batch: examples a step.
+        """
+
+    def loss(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Any] | None:
+        """Loss and outputs of a batch; None for the model's own."""
+        return None
+
+    def reduce_logits(self, logits: Any, labels: Tensor) -> Tensor:
+        """What is kept of the logits of a batch for :meth:`metrics`."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def metrics(self, reduced: Any, labels: Any) -> dict[str, float]:
+        """Metrics of an evaluation.
+
+        Args:
+            reduced: what :meth:`reduce_logits` gave, of all batches.
+            labels: of all batches.
+        """
+
+    def final(self, model: PreTrainedModel, folder: Path, progress: bool) -> Mapping[str, float]:
+        """Metrics of the trained model that only the last evaluation has.
+
+        Args:
+            model: in evaluation mode.
+            folder: of the run, for files that users may want to look at.
+            progress: whether to show a bar.
+        """
+        return {}
+
+    def save(self, folder: Path) -> None:  # noqa: B027, there may be nothing
+        """Saves what belongs to the data, such as a tokenizer, into the run's folder, at the beginning."""
+
+    def trained(self, model: PreTrainedModel) -> None:  # noqa: B027, there may be nothing
+        """Takes out of a trained model what was for training alone."""
+
+    @staticmethod
+    def unwrapped(model: Any) -> Any:
+        """The model in ``DistributedDataParallel``."""
+        return getattr(model, "module", model)

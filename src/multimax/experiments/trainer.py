@@ -1,0 +1,240 @@
+"""transformers' Trainer with what a run needs besides: whole checkpoints, an order of the data that survives a restart,
+a stop where the loss is no number, and MultiMax's parameters in a group of their own."""
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_model, save_model
+from torch import Tensor, nn
+from torch.utils.data import Dataset, Sampler
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from multimax import metrics
+from multimax.convert import convert_, revert_
+from multimax.convert.sites import marked
+from multimax.experiments import checkpoints
+from multimax.experiments.settings import Settings
+from multimax.experiments.task import Task
+from multimax.training import clip_grad_norm_, reweighting_parameters
+
+SECONDS, STEP_SECONDS = "seconds", "step_seconds"
+WEIGHTS = "model.safetensors"
+# What torch says, in a RuntimeError, where a file cannot be written.
+NOT_WRITTEN = ("iostream error", "PytorchStreamWriter", "unexpected pos", "write")
+
+
+class Diverged(RuntimeError):
+    """The loss, or a parameter, is NaN or infinite."""
+
+
+class RunTrainer(Trainer):
+    """The Trainer of a run.
+
+    Args:
+        task: with its data.
+        settings: of the run.
+        kwargs: of transformers' Trainer.
+    """
+
+    def __init__(self, task: Task, settings: Settings, **kwargs: Any) -> None:
+        self.task, self.settings = task, settings
+        super().__init__(
+            train_dataset=task.train,
+            eval_dataset=task.evaluation,
+            data_collator=task.collate,
+            compute_metrics=self._metrics,
+            preprocess_logits_for_metrics=task.reduce_logits,
+            **kwargs,
+        )
+        self.order = task.sampler(self.args.train_batch_size)
+
+    def _metrics(self, prediction: Any) -> dict[str, float]:
+        return self.task.metrics(prediction.predictions, prediction.label_ids)
+
+    def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Sampler[int]:
+        return self.order
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """All that transformers decays, but the reweighting functions' parameters."""
+        own = {name for name, _ in reweighting_parameters(model)}
+        names: list[str] = super().get_decay_parameter_names(model)
+        return [name for name in names if name not in own]
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """The reweighting functions' parameters have a group of their own."""
+        made = self.optimizer is not None
+        optimizer: torch.optim.Optimizer = super().create_optimizer(model)
+        whole = self.model if model is None else model
+        assert whole is not None
+        own = [p for _, p in reweighting_parameters(whole) if p.requires_grad]
+        if own and not made:
+            there = set(own)
+            for group in optimizer.param_groups:
+                group["params"] = [p for p in group["params"] if p not in there]
+            rate = self.args.learning_rate * self.settings.multimax_lr_factor
+            optimizer.add_param_group({"params": own, "lr": rate, "weight_decay": 0.0})
+            # a group without parameters, as when only the functions are trained, is of no use to anybody
+            optimizer.param_groups = [group for group in optimizer.param_groups if group["params"]]
+        return optimizer
+
+    def _clip_grad_norm(self, model: nn.Module) -> Tensor:
+        self.accelerator.unscale_gradients()
+        return clip_grad_norm_(self.accelerator.unwrap_model(model), self.args.max_grad_norm)
+
+    def compute_loss(
+        self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """The task's loss, or else transformers'."""
+        found = self.task.loss(model, inputs)
+        if found is None:
+            self.loss_is_scaled_for_ga = None
+            smoother = self.label_smoother
+            self.label_smoother = smoother if model.training else None  # smoothed labels are for training
+            try:
+                return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+            finally:
+                self.label_smoother = smoother
+        self.loss_is_scaled_for_ga = False
+        return found if return_outputs else found[0]
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Stops where the loss is no number."""
+        loss: Tensor = super().training_step(*args, **kwargs)
+        if not torch.isfinite(loss):
+            raise Diverged(
+                f"multimax: expected a finite loss, got {loss.item()} in step {self.state.global_step + 1}; a smaller "
+                "learning rate, or longer warm-up, may help; checkpoints before it are as they were"
+            )
+        return loss
+
+    def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Tells the task what is evaluated."""
+        self.task.evaluated = self.task.evaluation if eval_dataset is None else eval_dataset
+        found: dict[str, float] = super().evaluate(eval_dataset, *args, **kwargs)
+        return found
+
+    # transformers writes some weights, those of IJepa among them, under other names than the model's, and its Trainer
+    # reads them back under the model's own: what it does not find stays as it was initialised, with a warning. Hence
+    # checkpoints have the model's names here, and none may be missing. Shards of FSDP are accelerate's, and have them.
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        if output_dir is None or state_dict is not None or not checkpoints.FOLDER.fullmatch(Path(output_dir).name):
+            super()._save(output_dir, state_dict)
+            return
+        Path(output_dir).mkdir(parents=True, exist_ok=True)
+        save_model(self.accelerator.unwrap_model(self.model), str(Path(output_dir) / WEIGHTS))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        file = Path(resume_from_checkpoint) / WEIGHTS
+        if file.is_file():
+            whole = self.model if model is None else model
+            assert whole is not None
+            load_model(whole, file)
+        else:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        for name, parameter in self.accelerator.unwrap_model(model).named_parameters():
+            if not torch.isfinite(parameter).all():
+                raise Diverged(
+                    f"multimax: expected finite parameters, got NaN or infinity in {name} after step "
+                    f"{self.state.global_step}; a smaller learning rate may help; checkpoints before it are as they "
+                    "were"
+                )
+        folder = Path(self.args.output_dir or "") / f"checkpoint-{self.state.global_step}"
+        try:
+            super()._save_checkpoint(model, trial)
+            self.accelerator.wait_for_everyone()
+            if self.args.should_save:
+                checkpoints.seal(folder)
+            self.accelerator.wait_for_everyone()
+        except (OSError, SafetensorError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not any(words in str(error) for words in NOT_WRITTEN):
+                raise
+            raise OSError(
+                f"multimax: expected to write {str(folder)!r}, got: {error}; checkpoints before it are as they were: "
+                "make room, and give the same command again to go on from there"
+            ) from error
+
+
+class Order(TrainerCallback):
+    """Tells the sampler the epoch: accelerate does not when it skips the batches that a run has seen."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+
+    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """The epoch that begins, or is resumed."""
+        self.sampler.set_epoch(math.floor(state.epoch or 0))
+
+
+class Clock(TrainerCallback):
+    """Adds up the time of training, over all the pieces of a run that was interrupted."""
+
+    def __init__(self) -> None:
+        self.before = self.steps_before = 0.0
+        self.began = self.step_began = time.perf_counter()
+        self.steps = 0.0
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Goes on from what the checkpoint says."""
+        for entry in state.log_history:
+            self.before = entry.get(SECONDS, self.before)
+            self.steps = entry.get(STEP_SECONDS, self.steps)
+        self.began = time.perf_counter()
+
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """A step, with forward, backward and optimizer."""
+        self.step_began = time.perf_counter()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Its end."""
+        self.steps += time.perf_counter() - self.step_began
+
+    @property
+    def seconds(self) -> float:
+        """Since the beginning of the run."""
+        return self.before + time.perf_counter() - self.began
+
+
+@contextmanager
+def seen(model: nn.Module) -> Iterator[None]:
+    """Attention of a model with plain softmax, so that it can be measured: elsewhere the weights are never there."""
+    if next(marked(model), None) is not None:  # a converted model shows all of its attention
+        yield
+        return
+    convert_(model, reweight="softmax")
+    try:
+        yield
+    finally:
+        revert_(model)
+
+
+@torch.no_grad()
+def measure(model: Any, task: Task, dataset: Any, examples: int, batch: int) -> metrics.AttentionStatistics:
+    """The measures of attention on examples that are spread over a dataset.
+
+    Args:
+        model: not wrapped.
+        task: with its measures.
+        dataset: examples.
+        examples: how many of them to take.
+        batch: how many at a time.
+    """
+    step = max(len(dataset) // examples, 1)
+    chosen = list(range(0, len(dataset), step))[:examples]
+    was, device = model.training, next(model.parameters()).device
+    model.eval()
+    try:
+        with seen(model), metrics.collect(model, task.measures) as found:
+            for first in range(0, len(chosen), batch):
+                inputs = task.collate([dataset[i] for i in chosen[first : first + batch]])
+                model(**{name: value.to(device) for name, value in inputs.items() if name != "labels"})
+    finally:
+        model.train(was)
+    return found

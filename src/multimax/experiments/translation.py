@@ -1,0 +1,175 @@
+"""Machine translation."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, Sampler
+from tqdm.auto import tqdm  # type: ignore[import-untyped]
+from transformers import DataCollatorForSeq2Seq, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.trainer_pt_utils import get_length_grouped_indices
+
+from multimax.experiments import methods, models, tokenizers
+from multimax.experiments.data.parallel import load_parallel
+from multimax.experiments.language import IGNORED, exponential, token_losses
+from multimax.experiments.settings import Settings
+from multimax.experiments.task import ShuffledSampler, Task
+
+
+class Pairs(Dataset[dict[str, list[int]]]):
+    """Sentences and their translations, as tokens, cut at the largest length.
+
+    Args:
+        pairs: of sentences.
+        tokenizer: of both languages.
+        length: the largest number of tokens.
+    """
+
+    def __init__(self, pairs: list[tuple[str, str]], tokenizer: PreTrainedTokenizerFast, length: int) -> None:
+        own = tokenizer.backend_tokenizer
+        end = tokenizer.eos_token_id
+        sides = []
+        for side in (0, 1):
+            ids = [line.ids for line in own.encode_batch_fast([pair[side] for pair in pairs])]
+            sides.append([line if len(line) <= length else [*line[: length - 1], end] for line in ids])
+        self.sources, self.targets = sides
+
+    def __len__(self) -> int:
+        """How many pairs."""
+        return len(self.sources)
+
+    def __getitem__(self, index: int) -> dict[str, list[int]]:
+        """One pair."""
+        return {"input_ids": self.sources[index], "labels": self.targets[index]}
+
+
+class LengthSampler(ShuffledSampler):
+    """Permutations in which the sentences of a batch have about the same length, so that little is padded.
+
+    Args:
+        lengths: of the examples.
+        batch: examples a step.
+        seed: of the run.
+    """
+
+    def __init__(self, lengths: list[int], batch: int, seed: int) -> None:
+        super().__init__(len(lengths), seed)
+        self.lengths, self.batch = lengths, batch
+
+    def __iter__(self) -> Any:
+        """The numbers of the examples."""
+        return iter(get_length_grouped_indices(self.lengths, self.batch, generator=self.generator()))
+
+
+class Translation(Task):
+    """BLEU of translated sentences."""
+
+    main = "bleu"
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        if not settings.data:
+            raise ValueError(
+                "multimax: expected data, a folder of parallel text such as train.de and train.en, got none"
+            )
+        source, target = settings.languages.split("-")
+        data = load_parallel(settings.data, (source, target), test=settings.test_set or None)
+        self.data_name, self.pairs = data.name, data.test
+        if settings.start:
+            self.tokenizer = PreTrainedTokenizerFast.from_pretrained(settings.start)
+        else:
+            sentences = [sentence for pair in data.train for sentence in pair]
+            self.tokenizer = tokenizers.for_sentences(sentences, settings.vocabulary)
+        self.train, self.evaluation, self.test = (
+            Pairs(own, self.tokenizer, settings.length) for own in (data.train, data.valid, data.test)
+        )
+
+    def model(self) -> PreTrainedModel:
+        """An encoder and a decoder."""
+        if self.settings.start:
+            model = models.trained("translation", Path(self.settings.start))
+        else:
+            ends = self.tokenizer.pad_token_id, self.tokenizer.eos_token_id
+            model = models.translator(self.settings, len(self.tokenizer), *ends)
+        self.collate = DataCollatorForSeq2Seq(self.tokenizer, model)
+        return model
+
+    def sampler(self, batch: int) -> Sampler[int]:
+        """Sentences of a length together."""
+        assert isinstance(self.train, Pairs)
+        lengths = [len(own) + len(other) for own, other in zip(self.train.sources, self.train.targets, strict=True)]
+        return LengthSampler(lengths, batch, self.settings.seed)
+
+    def save(self, folder: Path) -> None:
+        """The tokenizer."""
+        self.tokenizer.save_pretrained(folder)
+
+    def loss(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Any] | None:
+        """The loss of the output's function, where it has one of its own."""
+        if self.settings.output not in methods.LOSSES:
+            return None
+        labels = inputs["labels"]
+        outputs = model(**{name: own for name, own in inputs.items() if name != "labels"})
+        smoothing = float(self.settings.trainer.get("label_smoothing_factor", 0.0)) if model.training else 0.0
+        loss = methods.LOSSES[self.settings.output](
+            outputs.logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, label_smoothing=smoothing
+        )
+        return loss, outputs
+
+    def reduce_logits(self, logits: Any, labels: Tensor) -> Tensor:
+        """The negative log-likelihood of each token, 0 where none counts."""
+        logits = logits[0] if isinstance(logits, tuple) else logits
+        return token_losses(logits, labels, self.settings.output)
+
+    def metrics(self, reduced: Any, labels: Any) -> dict[str, float]:
+        """Perplexity of tokens."""
+        counted = labels != IGNORED
+        return {"token_perplexity": exponential(float(reduced[counted].mean(dtype="float64")))}
+
+    @torch.no_grad()
+    def final(self, model: PreTrainedModel, folder: Path, progress: bool) -> Mapping[str, float]:
+        """Translates the test set by beam search and compares it with the references, in plain text."""
+        import sacrebleu
+
+        found = translate(model, self.tokenizer, [source for source, _ in self.pairs], self.settings, progress)
+        (folder / "translations.txt").write_text("\n".join(found) + "\n", encoding="utf-8")
+        references = [[target for _, target in self.pairs]]
+        bleu = sacrebleu.BLEU()
+        score = bleu.corpus_score(found, references).score
+        (folder / "sacrebleu.txt").write_text(f"{bleu.get_signature()}\n", encoding="utf-8")
+        return {"bleu": score, "chrf": sacrebleu.corpus_chrf(found, references).score}
+
+
+@torch.no_grad()
+def translate(
+    model: Any, tokenizer: PreTrainedTokenizerFast, sentences: list[str], settings: Settings, progress: bool
+) -> list[str]:
+    """Translations of sentences, in their order.
+
+    Args:
+        model: an encoder and decoder, in evaluation mode.
+        tokenizer: of both languages.
+        sentences: to translate.
+        settings: beams and length.
+        progress: whether to show a bar.
+    """
+    batch = int(settings.trainer.get("per_device_eval_batch_size", 32))
+    # sentences of a length together, the longest first: what does not fit into memory shows at once
+    order = sorted(range(len(sentences)), key=lambda i: -len(sentences[i]))
+    found = [""] * len(sentences)
+    for first in tqdm(range(0, len(order), batch), desc="translating", disable=not progress):
+        chosen = order[first : first + batch]
+        inputs = tokenizer(
+            [sentences[i] for i in chosen],
+            padding=True,
+            truncation=True,
+            max_length=settings.length,
+            return_tensors="pt",
+        )
+        inputs.pop("token_type_ids", None)
+        ids = model.generate(**inputs.to(model.device), num_beams=settings.beams, max_length=settings.length)
+        for i, text in zip(chosen, tokenizer.batch_decode(ids, skip_special_tokens=True), strict=True):
+            found[i] = text.strip()
+    return found

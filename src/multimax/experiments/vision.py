@@ -1,0 +1,115 @@
+"""Image classification."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import Sampler, default_collate
+from transformers import PreTrainedModel
+
+from multimax import oversmoothing
+from multimax.experiments import methods, models
+from multimax.experiments.augmentation import Augmentation, DrawSampler, EvalImages, Mix, TrainImages
+from multimax.experiments.data.images import load_images
+from multimax.experiments.settings import Settings
+from multimax.experiments.task import Task
+
+SAMPLE = 1000  # images that mean and standard deviation are taken from
+
+
+class Vision(Task):
+    """Accuracy on images."""
+
+    measures = ("multi_modality", "sparsity", "entropy", "patch_similarity")
+    main = "accuracy"
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        try:
+            self.augmentation = Augmentation(**settings.augmentation)
+        except TypeError as error:
+            raise ValueError(
+                f"multimax: expected options of augmentation, got {settings.augmentation}: {error}"
+            ) from None
+        data = load_images(settings.data or "digits")
+        self.classes, self.channels, self.data_name = data.classes, data.channels, data.name
+        mean, std = mean_and_std(data.train)
+        self.train = TrainImages(data.train, settings.image_size, self.augmentation, mean, std, settings.seed)
+        self.evaluation = self.test = EvalImages(data.test, settings.image_size, self.augmentation, mean, std)
+        self.collate = default_collate
+        self.mix = Mix(self.augmentation)
+        self.smoothing = float(settings.trainer.get("label_smoothing_factor", 0.0))
+
+    def model(self) -> PreTrainedModel:
+        """ViT with a class token, or with the average of the patches."""
+        if self.settings.start:
+            model = models.trained("vision", Path(self.settings.start))
+        else:
+            model = models.image_classifier(self.settings, self.channels, self.classes)
+        models.add_stochastic_depth(model, self.settings.stochastic_depth)
+        if self.settings.patch_diversification:
+            # the third loss has a classifier of its own
+            head = nn.Linear(model.config.hidden_size, len(self.classes))
+            nn.init.trunc_normal_(head.weight, std=model.config.initializer_range)
+            nn.init.zeros_(head.bias)
+            model.patch_classifier = head
+        return model
+
+    def sampler(self, batch: int) -> Sampler[int]:
+        """Permutations, with repeated augmentation if asked for."""
+        return DrawSampler(len(self.train), self.augmentation.repeats, self.settings.seed)  # type: ignore[arg-type]
+
+    def loss(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Any]:
+        """Cross entropy with label smoothing, mixup and CutMix, or the loss of the output's function."""
+        pixels, labels = inputs["pixel_values"], inputs["labels"]
+        training = model.training
+        diverse = self.settings.patch_diversification if training else 0.0
+        patch_labels = None
+        if training and diverse:
+            patch = self.unwrapped(model).config.patch_size
+            pixels, patch_labels = oversmoothing.patch_mixing(pixels, labels, patch)
+            labels = F.one_hot(patch_labels, len(self.classes)).to(pixels.dtype).mean(1)
+        elif training and self.mix:
+            seed = int(torch.randint(2**62, ()).item())  # of the global generator, whose state is in checkpoints
+            pixels, labels = self.mix(pixels, labels, len(self.classes), seed=seed)
+        outputs = model(pixel_values=pixels, output_hidden_states=bool(diverse))
+        cross_entropy = methods.LOSSES.get(self.settings.output, F.cross_entropy)
+        loss = cross_entropy(outputs.logits, labels, label_smoothing=self.smoothing if training else 0.0)
+        if patch_labels is not None:
+            loss = loss + diverse * self._diversity(model, outputs.hidden_states, patch_labels)
+        return loss, outputs
+
+    def _diversity(self, model: Any, hidden: Any, patch_labels: Tensor) -> Tensor:
+        """The three losses of Patch Diversification."""
+        skip = int(self.settings.pooling == "class")
+        first, last = hidden[1][:, skip:], hidden[-1][:, skip:]
+        mixing = oversmoothing.patch_mixing_loss(self.unwrapped(model).patch_classifier(last), patch_labels)
+        return mixing + oversmoothing.patch_cosine_loss(last) + oversmoothing.patch_contrastive_loss(first, last)
+
+    def reduce_logits(self, logits: Any, labels: Tensor) -> Tensor:
+        """The predicted class."""
+        logits = logits[0] if isinstance(logits, tuple) else logits
+        best: Tensor = logits.argmax(-1)
+        return best
+
+    def metrics(self, reduced: Any, labels: Any) -> dict[str, float]:
+        """The share of images whose class is right."""
+        return {"accuracy": float((reduced == labels).mean())}
+
+    def trained(self, model: PreTrainedModel) -> None:
+        """The classifier of patches was for training alone."""
+        if self.settings.patch_diversification:
+            del model.patch_classifier
+
+
+def mean_and_std(images: Any) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Of each channel, over some 1,000 images that are spread over the set."""
+    step = max(len(images) // SAMPLE, 1)
+    chosen = [images.image(i).double() / 255 for i in range(0, len(images), step)]
+    count = sum(own[0].numel() for own in chosen)
+    mean = sum((own.sum((1, 2)) for own in chosen), start=torch.zeros(len(chosen[0]))) / count
+    square = sum((own.square().sum((1, 2)) for own in chosen), start=torch.zeros(len(chosen[0]))) / count
+    std = (square - mean.square()).clamp(min=1e-12).sqrt()
+    return tuple(mean.tolist()), tuple(std.tolist())

@@ -1,0 +1,506 @@
+"""Runs: every preset, interruptions, and all that may go wrong on the way."""
+
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoModelForImageClassification, TrainerCallback
+
+import experiment_data
+import multimax
+from multimax.experiments import checkpoints, methods, run
+from multimax.experiments.checkpoints import DamagedCheckpoint
+from multimax.experiments.run import Busy, check_folder, result_of, train
+from multimax.experiments.settings import Settings, as_dict, override, preset, preset_names
+from multimax.experiments.trainer import Diverged
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what the Trainer uses
+
+SMALL_VIT = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+SMALL_GPT = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_inner": 16}
+SMALL_MARIAN = {
+    "d_model": 16,
+    **{f"{side}_{key}": v for side in ("encoder", "decoder") for key, v in (("layers", 1), ("attention_heads", 2))},
+    "encoder_ffn_dim": 16,
+    "decoder_ffn_dim": 16,
+}
+STEPS = {
+    "max_steps": 2,
+    "per_device_train_batch_size": 4,
+    "per_device_eval_batch_size": 16,
+    "dataloader_num_workers": 0,
+}
+STEPS |= {
+    "gradient_accumulation_steps": 1,
+    "logging_steps": 1,
+    "eval_strategy": "steps",
+    "eval_steps": 2,
+    "save_steps": 2,
+}
+FEW = {"trainer": STEPS, "measured": 8, "tensorboard": False, "watch": 1}
+
+
+def small(name: str, folder: Path) -> Settings:
+    """A preset with a tiny model, on data made for it."""
+    settings = override(preset(name), FEW)
+    if settings.task == "vision":
+        settings = override(settings, {"model": SMALL_VIT})
+        kinds = {"cpu-fashion": experiment_data.idx, "cpu-cifar10": experiment_data.cifar}
+        if name == "cpu-digits":
+            return settings
+        data = kinds.get(name, experiment_data.tree)(folder / "data")
+        if "deit" in name:
+            settings = override(settings, {"image_size": 32})
+    elif settings.task == "language":
+        settings = override(settings, {"model": SMALL_GPT, "length": 16, "vocabulary": 300})
+        if name == "cpu-text":
+            return settings
+        data = experiment_data.text(folder / "data")
+    else:
+        settings = override(settings, {"model": SMALL_MARIAN, "length": 24, "vocabulary": 120, "beams": 2})
+        data = experiment_data.parallel(folder / "data", test=settings.test_set or "test")
+    return override(settings, {"data": str(data)})
+
+
+BOTH = {"attention": "multimax", "output": "multimax"}
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_trains(name: str, tmp_path: Path) -> None:
+    settings = override(small(name, tmp_path), BOTH)
+    result = train(settings, tmp_path / "run", progress=False)
+    assert result["status"] == "finished"
+    assert result["steps"] == 2
+    main = {"vision": "accuracy", "language": "perplexity", "translation": "bleu"}[settings.task]
+    assert result["metrics"][main] >= 0
+    assert {"multi_modality", "sparsity", "loss"} <= set(result["metrics"])
+    assert ("patch_similarity" in result["metrics"]) == (settings.task == "vision")
+    assert all(set(own) == {"t_b", "t_d", "b", "d"} for own in result["parameters"].values())
+    files = {own.name for own in (tmp_path / "run").iterdir()}
+    assert {"config.json", "environment.json", "metrics.jsonl", "result.json", "model"} <= files
+    assert "checkpoints" not in files
+    assert not list((tmp_path / "run").rglob("*.bin"))  # no pickle stays
+    entries = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert any("loss" in entry for entry in entries)
+    assert any(name.startswith("measures/") for entry in entries for name in entry)
+    assert any(name.startswith("multimax/") for entry in entries for name in entry)
+    # found finished, and given back, without any training
+    assert train(settings, tmp_path / "run", progress=False) == result
+
+
+def test_the_saved_model_is_the_one_that_was_evaluated(tmp_path: Path) -> None:
+    settings = override(small("cpu-digits", tmp_path), {**BOTH, "trainer": {"max_steps": 30, "eval_steps": 30}})
+    result = train(settings, tmp_path / "run", progress=False)
+    model = multimax.from_pretrained(AutoModelForImageClassification, tmp_path / "run/model").eval()
+    task = run.task_of(settings)
+    batch = task.collate([task.test[i] for i in range(len(task.test))])
+    with torch.no_grad():
+        found = model(pixel_values=batch["pixel_values"]).logits.argmax(-1)
+    assert (found == batch["labels"]).double().mean().item() == pytest.approx(result["metrics"]["accuracy"])
+
+
+def test_perplexity_is_that_of_all_words(tmp_path: Path) -> None:
+    settings = override(small("cpu-wikitext2", tmp_path), {"trainer": {"max_steps": 8, "eval_steps": 8}})
+    result = train(settings, tmp_path / "run", progress=False)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "run/model").eval()
+    task = run.task_of(settings)
+    ids, text = task.test.ids, (tmp_path / "data/test.txt").read_text()
+    assert task.tokenizer.decode(ids) == text
+    total, done, length = 0.0, 1, settings.length
+    with torch.no_grad():
+        while done < len(ids):  # windows that overlap by one token, the last one moved back to the end
+            start = min(done - 1, len(ids) - length)
+            window = ids[start : start + length]
+            logs = model(input_ids=window[None]).logits[0, :-1].log_softmax(-1)
+            new = torch.arange(done - start - 1, length - 1)
+            total -= logs[new, window[1:][new]].double().sum().item()
+            done = start + length
+    words = len(text.split()) + text.count("\n")
+    assert result["metrics"]["perplexity"] == pytest.approx(torch.tensor(total / words).exp().item(), rel=1e-4)
+    tokens = torch.tensor(total / (len(ids) - 1)).exp().item()
+    assert result["metrics"]["token_perplexity"] == pytest.approx(tokens, rel=1e-4)
+
+
+class Kill(TrainerCallback):
+    """Ends training after so many steps, as a signal would, as far as the files are concerned."""
+
+    class Killed(BaseException):
+        pass
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args, state, control, **_) -> None:
+        if state.global_step == self.step:
+            raise self.Killed
+
+
+INTERRUPTED = {
+    "cpu-cifar10": {**BOTH, "stochastic_depth": 0.2},
+    "cpu-wikitext2": {**BOTH, "model": {"resid_pdrop": 0.1, "attn_pdrop": 0.1}},
+    "cpu-multi30k": {"attention": "multimax", "model": {"dropout": 0.1}},
+}
+
+
+@pytest.mark.parametrize("name", INTERRUPTED)
+def test_interrupted_runs_end_bitwise_where_others_do(name: str, tmp_path: Path) -> None:
+    settings = override(small(name, tmp_path), INTERRUPTED[name])
+    trainer = {"max_steps": 25, "save_steps": 3, "logging_steps": 3, "eval_steps": 5, "gradient_accumulation_steps": 2}
+    settings = override(settings, {"trainer": trainer})
+    whole = train(settings, tmp_path / "whole", progress=False)
+    for step in (2, 4, 11, 15, 16, 25):  # before a checkpoint, after it, in later epochs, at the end
+        with pytest.raises(Kill.Killed):
+            train(settings, tmp_path / "pieces", progress=False, callbacks=[Kill(step)])
+        assert result_of(tmp_path / "pieces") is None
+    pieces = train(settings, tmp_path / "pieces", progress=False)
+    timing = ("minutes", "ms_per_step")
+    assert {k: v for k, v in pieces.items() if k not in timing} == {k: v for k, v in whole.items() if k not in timing}
+    one, other = (load_file(tmp_path / own / "model/model.safetensors") for own in ("whole", "pieces"))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[key], other[key]) for key in one)
+    logs = []
+    for own in ("whole", "pieces"):
+        lines = (tmp_path / own / "metrics.jsonl").read_text().splitlines()
+        entries = [json.loads(line) for line in lines]
+        timed = ("second", "runtime", "flos")
+        logs.append([{k: v for k, v in e.items() if not any(t in k for t in timed)} for e in entries])
+    logs = [[e for e in own if "train_loss" not in e] for own in logs]  # which is of the last piece
+    assert logs[0] == logs[1]
+
+
+def command(*arguments: object, **environment: str) -> dict:
+    words = [sys.executable, "-m", "multimax", *map(str, arguments)]
+    return {"args": words, "env": {**os.environ, "OMP_NUM_THREADS": "1", **environment}}
+
+
+def test_a_killed_process_goes_on(tmp_path: Path) -> None:
+    words = ["train", "vision", "--attention", "multimax", "--size", "digits", "--quiet", "--no-tensorboard"]
+    words += ["--set", "trainer.save_steps=5", "trainer.max_steps=40", "model.hidden_size=32", "trainer.eval_steps=20"]
+    with subprocess.Popen(**command(*words, "--out", tmp_path / "killed"), stderr=subprocess.DEVNULL) as process:
+        folder = tmp_path / "killed/checkpoints"
+        deadline = time.monotonic() + 120
+        while checkpoints.last(folder) is None:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+    assert result_of(tmp_path / "killed") is None
+    for name in ("killed", "whole"):
+        subprocess.run(**command(*words, "--out", tmp_path / name), check=True, capture_output=True)
+    killed, whole = (result_of(tmp_path / name) for name in ("killed", "whole"))
+    assert killed["metrics"] == whole["metrics"]
+    assert killed["parameters"] == whole["parameters"]
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> tuple[Settings, Path]:
+    """A run that was interrupted after two checkpoints."""
+    settings = override(small("cpu-digits", tmp_path), {"trainer": {"max_steps": 9, "save_steps": 2, "eval_steps": 9}})
+    with pytest.raises(Kill.Killed):
+        train(settings, tmp_path / "run", progress=False, callbacks=[Kill(5)])
+    folder = tmp_path / "run/checkpoints"
+    assert sorted(own.name for own in folder.iterdir()) == ["checkpoint-2", "checkpoint-4"]
+    return settings, folder
+
+
+def test_a_checkpoint_that_was_being_written_is_left_out(begun: tuple[Settings, Path]) -> None:
+    settings, folder = begun
+    (folder / "checkpoint-4" / checkpoints.SEAL).unlink()
+    weights = folder / "checkpoint-4/model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    result = train(settings, folder.parent, progress=False)
+    assert result["status"] == "finished"
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "rng_state.pth", "trainer_state.json"])
+@pytest.mark.parametrize("damage", ["byte", "cut", "gone"])
+def test_a_damaged_checkpoint_is_named(begun: tuple[Settings, Path], name: str, damage: str) -> None:
+    settings, folder = begun
+    file = folder / "checkpoint-4" / name
+    content = bytearray(file.read_bytes())
+    if damage == "byte":
+        content[len(content) // 2] ^= 1
+    file.write_bytes(content[:-1] if damage == "cut" else content)
+    if damage == "gone":
+        file.unlink()
+    with pytest.raises(DamagedCheckpoint, match=rf"(?s)multimax: expected .*{name}.* delete the folder"):
+        train(settings, folder.parent, progress=False)
+    checkpoints.verify(folder / "checkpoint-2")  # as it was
+    shutil.rmtree(folder / "checkpoint-4")  # the remedy
+    assert train(settings, folder.parent, progress=False)["status"] == "finished"
+
+
+@pytest.mark.parametrize("content", ["", "[1]", '{"a": 1}'])
+def test_a_damaged_seal_is_named(begun: tuple[Settings, Path], content: str) -> None:
+    settings, folder = begun
+    (folder / "checkpoint-4" / checkpoints.SEAL).write_text(content)
+    with pytest.raises(DamagedCheckpoint, match=r"complete\.json"):
+        train(settings, folder.parent, progress=False)
+
+
+class NoRoom(TrainerCallback):
+    """From some step on no file may be larger than this."""
+
+    def __init__(self, step: int, size: int) -> None:
+        self.step, self.size = step, size
+
+    def on_step_end(self, args, state, control, **_) -> None:
+        if state.global_step == self.step:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (self.size, resource.RLIM_INFINITY))
+
+
+@pytest.mark.parametrize("size", [0, 10_000, 60_000])  # nothing, some of the weights, some of the optimizer's state
+def test_a_full_disk_leaves_earlier_checkpoints(tmp_path: Path, size: int) -> None:
+    settings = override(small("cpu-digits", tmp_path), {"trainer": {"max_steps": 6, "save_steps": 2, "eval_steps": 6}})
+    settings = override(settings, {"watch": 0, "trainer": {"logging_steps": 100}})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        with pytest.raises(OSError, match=r"multimax: expected to write .*checkpoint-4.* make room"):
+            train(settings, tmp_path / "run", progress=False, callbacks=[NoRoom(3, size)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert checkpoints.last(tmp_path / "run/checkpoints").name == "checkpoint-2"
+    whole = train(settings, tmp_path / "whole", progress=False)
+    assert train(settings, tmp_path / "run", progress=False)["metrics"] == whole["metrics"]
+
+
+class Spoil(TrainerCallback):
+    """Makes a parameter NaN."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args, state, control, model=None, **_) -> None:
+        if state.global_step == self.step:
+            next(model.parameters()).data.fill_(torch.nan)
+
+
+@pytest.mark.parametrize(("step", "words"), [(3, "got nan in step 4"), (4, "got NaN or infinity in .* after step 4")])
+def test_a_loss_that_is_no_number_stops_the_run(tmp_path: Path, step: int, words: str) -> None:
+    settings = override(small("cpu-digits", tmp_path), {"trainer": {"max_steps": 9, "save_steps": 2, "eval_steps": 9}})
+    with pytest.raises(Diverged, match=rf"multimax: expected .*{words}"):
+        train(settings, tmp_path / "run", progress=False, callbacks=[Spoil(step)])
+    result = result_of(tmp_path / "run")
+    assert result["status"] == "diverged"
+    assert result["reason"].startswith("multimax: expected")
+    assert checkpoints.last(tmp_path / "run/checkpoints").name == "checkpoint-2"
+
+
+def test_two_processes_of_one_run(tmp_path: Path) -> None:
+    data = experiment_data.cifar(tmp_path / "data")
+    words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "--rdzv-backend", "c10d"]
+    words += ["--rdzv-endpoint", "localhost:0", "-m", "multimax", "train", "vision", "--preset", "cpu-cifar10"]
+    words += ["--data", str(data), "--attention", "multimax", "--output", "multimax", "--steps", "4", "--quiet"]
+    words += ["--batch-size", "4", "--measured", "8", "--out", str(tmp_path / "run")]
+    words += ["--set", "model.hidden_size=24", "model.num_hidden_layers=2", "trainer.save_steps=2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    result = result_of(tmp_path / "run")
+    assert (result["status"], result["steps"]) == ("finished", 4)
+    assert done.stdout.count("accuracy") == 1
+    assert json.loads((tmp_path / "run/environment.json").read_text())["processes"] == 2
+    multimax.from_pretrained(AutoModelForImageClassification, tmp_path / "run/model")
+
+
+def test_other_settings_in_the_same_folder(tmp_path: Path) -> None:
+    settings = small("cpu-digits", tmp_path)
+    train(settings, tmp_path / "run", progress=False)
+    with pytest.raises(ValueError, match=r"got others \(order: 2 there, 1 now\); choose another folder"):
+        train(override(settings, {"order": 1}), tmp_path / "run", progress=False)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/thesis.tex").write_text("x")
+    with pytest.raises(ValueError, match="expected a new folder"):
+        train(settings, tmp_path / "mine", progress=False)
+    assert [own.name for own in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
+
+
+def test_a_folder_that_is_in_use(tmp_path: Path) -> None:
+    settings = small("cpu-digits", tmp_path)
+    with run._alone(tmp_path / "run"), pytest.raises(Busy, match="another process works in"):
+        train(settings, tmp_path / "run", progress=False)
+    check_folder(settings, tmp_path / "run")
+
+
+def test_bad_data_leaves_nothing_behind(tmp_path: Path) -> None:
+    settings = override(small("cpu-fashion", tmp_path), {"data": str(tmp_path / "nowhere")})
+    with pytest.raises((ValueError, OSError), match="nowhere"):
+        train(settings, tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_optimizer_has_groups_for_the_functions(tmp_path: Path) -> None:
+    settings = override(
+        small("cpu-digits", tmp_path), {**BOTH, "multimax_lr_factor": 3.0, "trainer": {"weight_decay": 0.1}}
+    )
+    seen = {}
+
+    class Look(TrainerCallback):
+        def on_step_begin(self, args, state, control, model=None, optimizer=None, **_) -> None:
+            names = {p: name for name, p in model.named_parameters()}
+            for group in optimizer.param_groups:
+                for p in group["params"]:
+                    seen[names[p]] = (group["initial_lr"], group["weight_decay"])
+
+    train(settings, tmp_path / "run", progress=False, callbacks=[Look()])
+    own = {name for name in seen if name.endswith(("coefs", "knots"))}
+    assert len(own) == 6
+    assert {seen[name] for name in own} == {(3 * 0.001, 0.0)}
+    others = {value for name, value in seen.items() if name not in own}
+    assert others == {(0.001, 0.1), (0.001, 0.0)}
+    assert all(value[1] == 0 for name, value in seen.items() if name.endswith("bias") or "layernorm" in name)
+
+
+def test_initial_weights_are_the_same_for_all_methods(tmp_path: Path) -> None:
+    plain = small("cpu-digits", tmp_path)
+    weights = []
+    for own in ({}, BOTH, {"attention": "entmax15"}):
+        task = run.task_of(override(plain, own))
+        torch.manual_seed(3)
+        model = task.model()
+        methods.convert(model, override(plain, own))
+        weights.append({n: p.clone() for n, p in model.named_parameters() if not n.endswith(("coefs", "knots"))})
+    for other in weights[1:]:
+        assert weights[0].keys() == other.keys()
+        assert all(torch.equal(weights[0][name], other[name]) for name in other)
+
+
+METHODS = {
+    "a temperature": {"temperature": 0.5},
+    "a trained one": {"temperature": "trained", "output_temperature": "trained"},
+    "per head": {"attention": "multimax", "per_head": True, "order": 1, "terms": "lower"},
+    "two functions": {"attention": "entmax15", "output": "multimax"},
+    "top-k": {"attention": "topk", "attention_options": {"k": 3}},
+    "AttnScale": {"attention": "attnscale"},
+    "Patch Diversification": {"patch_diversification": 1.0},
+    "Patch Diversification, class token": {"patch_diversification": 1.0, "pooling": "class"},
+    "class token": {"pooling": "class", **BOTH},
+    "sparsemax output": {"output": "sparsemax"},
+    "Ev-SoftMax both": {"attention": "evsoftmax", "output": "evsoftmax"},
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_on_images(name: str, tmp_path: Path) -> None:
+    settings = override(small("cpu-digits", tmp_path), METHODS[name])
+    result = train(settings, tmp_path / "run", progress=False)
+    assert result["status"] == "finished"
+    assert len(result["layers"]) == 2
+    state = load_file(tmp_path / "run/model/model.safetensors")
+    assert not any("patch_classifier" in key for key in state)
+
+
+@pytest.mark.parametrize("output", ["entmax15", "sparsemax", "evsoftmax"])
+@pytest.mark.parametrize("name", ["cpu-wikitext2", "cpu-multi30k"])
+def test_sparse_outputs_on_text(name: str, output: str, tmp_path: Path) -> None:
+    result = train(override(small(name, tmp_path), {"output": output}), tmp_path / "run", progress=False)
+    assert result["status"] == "finished"
+    value = result["metrics"]["token_perplexity"]
+    assert value == "inf" or value > 1  # a sparse function may give a token no weight at all
+
+
+def test_retrofit(tmp_path: Path) -> None:
+    base = small("cpu-digits", tmp_path)
+    longer = {
+        "max_steps": 200,
+        "eval_steps": 200,
+        "save_steps": 200,
+        "per_device_train_batch_size": 16,
+        "learning_rate": 0.01,
+    }
+    before = train(override(base, {"trainer": longer}), tmp_path / "softmax", progress=False)
+    start = {"start": str(tmp_path / "softmax/model"), "only_reweighting": True, "init": "identity"}
+    same = train(override(base, start), tmp_path / "same", progress=False)
+    assert same["metrics"]["accuracy"] == before["metrics"]["accuracy"]
+    assert same["steps"] == 0
+    after = train(override(base, {**start, **BOTH, "trainer": {"warmup_steps": 0}}), tmp_path / "after", progress=False)
+    weights = load_file(tmp_path / "softmax/model/model.safetensors")
+    trained = load_file(tmp_path / "after/model/model.safetensors")
+    own = trained.keys() - weights.keys()
+    assert len(own) == 6
+    assert all(torch.equal(weights[key], trained[key]) for key in weights)
+    assert any(bool(trained[key].any()) for key in own if key.endswith("coefs"))
+    assert after["steps"] == 2
+    with pytest.raises(ValueError, match="expected start to be a model with softmax, got a converted one"):
+        train(override(base, {**start, **BOTH, "start": str(tmp_path / "after/model")}), tmp_path / "x", progress=False)
+    with pytest.raises(ValueError, match="expected start to be the folder of a saved model"):
+        train(override(base, {**start, "start": str(tmp_path / "none")}), tmp_path / "x", progress=False)
+
+
+def test_bf16(tmp_path: Path) -> None:
+    settings = override(small("cpu-wikitext2", tmp_path), {**BOTH, "trainer": {"bf16": True}})
+    assert train(settings, tmp_path / "run", progress=False)["status"] == "finished"
+
+
+def test_tensorboard(tmp_path: Path) -> None:
+    settings = override(small("cpu-digits", tmp_path), {**BOTH, "tensorboard": True})
+    train(settings, tmp_path / "run", progress=False)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "run/tensorboard")).Reload()
+    tags = events.Tags()["scalars"]
+    assert "train/loss" in tags
+    assert any("t_b_1" in tag for tag in tags)
+    assert any("multi_modality" in tag for tag in tags)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"task": "vison"}, "expected task to be one of 'vision'"),
+        ({"attention": "maxout"}, "expected attention to be one of 'softmax'"),
+        ({"output": "topk"}, "expected output to be one of"),
+        ({"temperature": "warm"}, "expected temperature to be a number or 'trained'"),
+        ({"languages": "german"}, "expected languages such as 'de-en'"),
+        ({"only_reweighting": True}, "expected start, a trained model"),
+        ({"length": 0}, "expected length of at least 1"),
+    ],
+)
+def test_settings_that_cannot_be(values: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Settings(**values)
+
+
+@pytest.mark.parametrize("values", [{"order": "2"}, {"per_head": 1}, {"seed": True}, {"trainer": []}, {"order": 2.0}])
+def test_settings_of_another_type(values: dict) -> None:
+    with pytest.raises(TypeError, match=f"expected the setting {next(iter(values))} to be of type"):
+        Settings(**values)
+
+
+def test_presets_are_found_by_name_and_as_files(tmp_path: Path) -> None:
+    own = preset("cpu-digits")
+    (tmp_path / "mine.json").write_text(json.dumps(as_dict(own)))
+    assert preset(str(tmp_path / "mine.json")) == own
+    with pytest.raises(ValueError, match="expected a preset out of cpu-cifar10"):
+        preset("nope")
+    (tmp_path / "bad.json").write_text("{")
+    with pytest.raises(ValueError, match=r"bad\.json"):
+        preset(str(tmp_path / "bad.json"))
+    (tmp_path / "other.json").write_text('{"learning_rate": 1}')
+    with pytest.raises(ValueError, match=r"expected settings out of .*got learning_rate"):
+        preset(str(tmp_path / "other.json"))
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"trainer": {"learning": 1}}, "expected options of transformers' TrainingArguments, got learning"),
+        ({"trainer": {"seed": 1}}, "expected options that a run does not set itself, got seed"),
+        ({"model": {"depth": 1}}, "expected options of IJepaConfig as model, got depth"),
+        ({"model": {"image_size": 8}}, "expected image_size to come from the data"),
+        ({"augmentation": {"zoom": 1}}, "zoom"),
+        ({"stochastic_depth": 1.0}, "expected stochastic_depth in"),
+    ],
+)
+def test_options_that_nobody_knows(values: dict, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=words):
+        train(override(small("cpu-digits", tmp_path), values), tmp_path / "run", progress=False)
