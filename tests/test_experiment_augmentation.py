@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from multimax.experiments import augmentation as own
+from multimax.experiments import pictures
 from multimax.experiments.augmentation import Augmentation, DrawSampler, EvalImages, Mix, TrainImages
 
 DATA = Path(__file__).parents[2] / "shared/data/tiny-imagenet-10"
@@ -336,7 +337,7 @@ def test_random_resized_crop_by_hand(channels: int) -> None:
     image = smooth(1, 40, 60).image(0)[:channels]
     # the first part is too high: 0.9 of 2400 at a ratio of 3/4 is 40 x 54; the second is 24 wide and 20 high
     dice = Script([0.9, math.log(0.75), 0.2, math.log(1.2)], [5, 7])
-    cut = own.random_resized_crop(image, 16, dice)
+    cut = pictures.random_resized_crop(image, 16, dice)
     part = image[:, 5:25, 7:31]
     array = part.permute(1, 2, 0).numpy() if channels == 3 else part[0].numpy()
     by_hand = np.asarray(Image.fromarray(np.ascontiguousarray(array)).resize((16, 16), Image.Resampling.BICUBIC))
@@ -348,7 +349,7 @@ def test_random_resized_crop_by_hand(channels: int) -> None:
 @pytest.mark.parametrize(("height", "width", "part"), [(100, 10, (10, 13)), (10, 100, (13, 10)), (10, 10, (10, 10))])
 def test_random_resized_crop_of_what_never_fits(height: int, width: int, part: tuple[int, int]) -> None:
     image = smooth(1, height, width).image(0)
-    cut = own.random_resized_crop(image, 8, Script([10.0, 0.0] * own.ATTEMPTS, []))
+    cut = pictures.random_resized_crop(image, 8, Script([10.0, 0.0] * pictures.ATTEMPTS, []))
     w, h = part
     top, left = (height - h) // 2, (width - w) // 2
     middle = image[:, top : top + h, left : left + w].permute(1, 2, 0).numpy()
@@ -362,7 +363,7 @@ def test_random_resized_crop_statistics() -> None:
     image = torch.stack([x, y, torch.zeros_like(x)]).byte()
     areas, ratios = [], []
     for seed in range(200):
-        cut = own.random_resized_crop(image, 100, random.Random(seed)).float()
+        cut = pictures.random_resized_crop(image, 100, random.Random(seed)).float()
         w, h = ((cut[c].amax() - cut[c].amin()).item() + 1 for c in (0, 1))
         areas.append(w * h / 250**2)
         ratios.append(math.log(w / h))
@@ -400,8 +401,8 @@ def test_colour_jitter() -> None:
     assert 0.7 <= min(factors) < 0.72
     assert 1.28 < max(factors) <= 1.3
     # a factor of 1 is no change, of 0 it is black
-    assert (np.asarray(own.color_jitter(image, 0.0, random.Random(0))) == np.asarray(image)).all()
-    dark = own.color_jitter(image, 0.3, Fixed(0.7))
+    assert (np.asarray(pictures.color_jitter(image, 0.0, random.Random(0))) == np.asarray(image)).all()
+    dark = pictures.color_jitter(image, 0.3, Fixed(0.7))
     values = np.asarray(image).astype(float)
     for name in ("brightness", "contrast", "color"):  # the order that Fixed keeps
         if name == "brightness":
@@ -427,17 +428,17 @@ class Fixed(random.Random):
 
 
 def jitter_factors(seed: int) -> list[float]:
-    """What own.color_jitter draws."""
+    """What pictures.color_jitter draws."""
     dice, found = random.Random(seed), []
     draw = dice.uniform
     dice.uniform = lambda a, b: found.append(draw(a, b)) or found[-1]  # type: ignore[method-assign]
-    own.color_jitter(picture(), 0.3, dice)
+    pictures.color_jitter(picture(), 0.3, dice)
     assert len(found) == 3
     return found
 
 
 def operated(name: str, level: float, sign: int = 1, channels: int = 3) -> np.ndarray:
-    return np.asarray(own.operate(picture(channels), name, level, sign, (124, 116, 104)[:channels])).astype(int)
+    return np.asarray(pictures.operate(picture(channels), name, level, sign, (124, 116, 104)[:channels])).astype(int)
 
 
 def test_operations_by_hand() -> None:
@@ -475,7 +476,7 @@ def test_moves_by_hand() -> None:
     moved = operated("translate_y", 5 / 9, 1)  # 2 pixels
     assert np.abs(moved[:6] - values[2:]).max() <= 1
     assert (moved[7:] == fill).all()
-    left = own.operate(picture(), "rotate", 0.9, 1, (124, 116, 104))
+    left = pictures.operate(picture(), "rotate", 0.9, 1, (124, 116, 104))
     assert (np.asarray(left) == np.asarray(picture().rotate(27, Image.Resampling.BICUBIC, fillcolor=tuple(fill)))).all()
     for name, matrix in {"shear_x": (1, -0.27, 0, 0, 1, 0), "shear_y": (1, 0, 0, -0.27, 1, 0)}.items():
         by_hand = picture().transform(
@@ -484,11 +485,11 @@ def test_moves_by_hand() -> None:
         assert (operated(name, 0.9, -1) == np.asarray(by_hand)).all()
 
 
-@pytest.mark.parametrize("name", own.RANDAUGMENT)
+@pytest.mark.parametrize("name", pictures.RANDAUGMENT)
 @pytest.mark.parametrize("level", [0.0, 0.9, 1.0])
 def test_operations_take_grey_pictures(name: str, level: float) -> None:
     for sign in (-1, 1):
-        grey = own.operate(picture(1), name, level, sign, (124,))
+        grey = pictures.operate(picture(1), name, level, sign, (124,))
         assert grey.mode == "L"
         assert grey.size == (10, 8)
         if name == "color":
@@ -497,15 +498,15 @@ def test_operations_take_grey_pictures(name: str, level: float) -> None:
 
 def test_randaugment_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
     calls, pairs = [], []
-    monkeypatch.setattr(own, "operate", lambda p, name, level, sign, fill: calls.append((name, level, sign)) or p)
+    monkeypatch.setattr(pictures, "operate", lambda p, name, level, sign, fill: calls.append((name, level, sign)) or p)
     for seed in range(2000):
         before = len(calls)
-        own.randaugment(picture(), 9, (0, 0, 0), random.Random(seed))
+        pictures.randaugment(picture(), 9, (0, 0, 0), random.Random(seed))
         pairs.append(len(calls) - before)
     counts = np.bincount(pairs, minlength=3) / 2000  # two operations, each with probability 0.5
     np.testing.assert_allclose(counts, [0.25, 0.5, 0.25], atol=0.04)
     names = [name for name, _, _ in calls]
-    shares = np.array([names.count(name) / len(calls) for name in own.RANDAUGMENT])
+    shares = np.array([names.count(name) / len(calls) for name in pictures.RANDAUGMENT])
     np.testing.assert_allclose(shares, 1 / 15, atol=0.02)
     levels = np.array([level for _, level, _ in calls])
     assert abs(levels.mean() - 0.9) < 0.005
@@ -538,7 +539,7 @@ def test_erasing_puts_noise_into_a_rectangle() -> None:
     areas, values, ratios = [], [], []
     for seed in range(300):
         blank = torch.full((3, 40, 40), 9.0)
-        own.erase_(blank, random.Random(seed))
+        pictures.erase_(blank, random.Random(seed))
         hit = (blank != 9).all(0)
         rows, columns = hit.any(1).nonzero().flatten(), hit.any(0).nonzero().flatten()
         h, w = len(rows), len(columns)

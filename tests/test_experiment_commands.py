@@ -10,9 +10,9 @@ from multimax import cli
 from multimax.experiments import sweep as sweeps
 from multimax.experiments.commands import method
 from multimax.experiments.demo import demo
+from multimax.experiments.results import read
 from multimax.experiments.run import _alone, result_of
 from multimax.experiments.settings import Settings, override, preset
-from multimax.experiments.table import read
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what the Trainer uses
 

@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from multimax.experiments import table
-from multimax.experiments.table import Run, Sweep, markdown, paired_difference, parameters_markdown, read, save
+from multimax.experiments import results
+from multimax.experiments.results import Run, Sweep, read, save
+from multimax.experiments.table import markdown, paired_difference, parameters_markdown
 
 ENVIRONMENT = {
     "versions": {"torch": "2.13.0", "multimax": "0.1.0"},
@@ -61,7 +62,7 @@ def write(folder: Path, own: Sweep) -> Path:
     for each in own.runs:
         place = folder / re.sub(r"\W+", "-", each.label.lower()) / f"seed-{each.seed}"
         place.mkdir(parents=True)
-        for name in table.FILES:
+        for name in results.FILES:
             (place / f"{name}.json").write_text(json.dumps(getattr(each, name)))
     return folder
 
@@ -132,7 +133,7 @@ def test_what_is_no_sweep(tmp_path: Path) -> None:
         read(other)
 
 
-@pytest.mark.parametrize("name", ["sweep.json", *(f"softmax/seed-1/{name}.json" for name in table.FILES)])
+@pytest.mark.parametrize("name", ["sweep.json", *(f"softmax/seed-1/{name}.json" for name in results.FILES)])
 @pytest.mark.parametrize(
     ("content", "text"),
     [
@@ -372,7 +373,7 @@ def test_written_as_a_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.Mo
         assert file.read_text() == before
         raise OSError("no space")
 
-    monkeypatch.setattr(table.os, "replace", fail)
+    monkeypatch.setattr(results.os, "replace", fail)
     with pytest.raises(OSError, match="no space"):
         save(sweep({"softmax": [0.1]}), file)
     assert file.read_text() == before

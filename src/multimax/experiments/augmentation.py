@@ -3,18 +3,14 @@
 All that is random is a pure function of the seed and of a *draw*, a number that says epoch, repeat and picture. A run
 that was killed and resumed sees the same pictures to the last bit, whatever the number of workers or processes.
 
-What changes a picture is computed by Pillow on bytes, as timm does it, whose functions DeiT was trained with. kornia is
-not used here. Its ``RandAugment`` is another recipe: a magnitude of 9 is 0.3 of each range and not 0.9 (a translation
-by 3% and not by 40%), always of the same sign for brightness, contrast and colour (0.64, never brighter), with no noise
-on the magnitude, and both operations are always applied, for timm each with probability 0.5. Its ``RandomErasing``
-fills with one value and not with noise, its ``RandomMixUpV2`` draws from a uniform and not from a beta distribution.
+What changes a single picture is in ``pictures.py``.
 """
 
 import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,39 +20,9 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset, Sampler
 
 from multimax import checks
+from multimax.experiments import pictures
 
-if TYPE_CHECKING:  # only a run that changes its pictures by more than a shift and a flip needs Pillow
-    from PIL.Image import Image, Resampling
-
-CROP_SCALE = (0.08, 1.0)  # shares of the area
-CROP_RATIO = (3 / 4, 4 / 3)  # width to height
-EVAL_CROP = 0.875  # what evaluation keeps of the short side
-ERASE_SCALE = (0.02, 1 / 3)
-ERASE_RATIO = (0.3, 1 / 0.3)  # height to width
-ATTEMPTS = 10  # at a rectangle that fits
 SWITCH = 0.5  # probability of cutmix where mixup is possible too
-
-RANDAUGMENT_COUNT = 2
-RANDAUGMENT_PROBABILITY = 0.5  # of each of the operations chosen
-RANDAUGMENT_STD = 0.5  # noise on the magnitude
-RANDAUGMENT_MAX = 10
-RANDAUGMENT = (
-    "autocontrast",
-    "equalize",
-    "invert",
-    "rotate",
-    "posterize",
-    "solarize",
-    "solarize_add",
-    "color",
-    "contrast",
-    "brightness",
-    "sharpness",
-    "shear_x",
-    "shear_y",
-    "translate_x",
-    "translate_y",
-)
 
 # What a random number is for: numbers of different streams have nothing in common.
 ORDER, CROP, SHIFT_Y, SHIFT_X, FLIP, COLOUR, ERASE, MIX = range(8)
@@ -104,7 +70,7 @@ class Augmentation:
         _at_least("padding", self.padding, 0)
         _at_least("repeats", self.repeats, 1)
         checks.integer("randaugment", self.randaugment)
-        checks.number("randaugment", self.randaugment, 0, RANDAUGMENT_MAX)
+        checks.number("randaugment", self.randaugment, 0, pictures.RANDAUGMENT_MAX)
         checks.number("color_jitter", self.color_jitter, 0, 1)
         checks.number("erasing", self.erasing, 0, 1)
         checks.finite("mixup", self.mixup)
@@ -183,12 +149,12 @@ class _Pictures(Dataset[dict[str, Tensor | int]]):
         """Of the size wanted, whatever the shape was."""
         if image.shape == self.shape:
             return image
-        picture = _to_pil(image)
-        return _to_tensor(picture.resize((self.size, self.size), _bicubic()))
+        picture = pictures.to_pil(image)
+        return pictures.to_tensor(picture.resize((self.size, self.size), pictures.bicubic()))
 
-    def _normalised(self, pictures: Tensor) -> Tensor:
+    def _normalised(self, images: Tensor) -> Tensor:
         """In floats of about mean 0 and standard deviation 1."""
-        return pictures.float().div_(255).sub_(self.mean).div_(self.std)
+        return images.float().div_(255).sub_(self.mean).div_(self.std)
 
     def _items(self, pixels: Tensor, indices: Sequence[int]) -> list[dict[str, Tensor | int]]:
         return [
@@ -236,11 +202,11 @@ class TrainImages(_Pictures):
             return []
         own = self.augmentation
         indices: list[int] = (numbers % len(self.images)).tolist()
-        pictures = [self._read(index) for index in indices]
+        images = [self._read(index) for index in indices]
         if own.random_resized_crop:
             dice = self._dice(numbers, CROP)
-            pictures = [random_resized_crop(p, self.size, d) for p, d in zip(pictures, dice, strict=True)]
-        batch = torch.stack([self._fit(picture) for picture in pictures])
+            images = [pictures.random_resized_crop(p, self.size, d) for p, d in zip(images, dice, strict=True)]
+        batch = torch.stack([self._fit(image) for image in images])
         if own.padding:
             batch = self._shifted(batch, numbers)
         if own.flip:
@@ -253,7 +219,7 @@ class TrainImages(_Pictures):
         if own.erasing:
             for picture, d in zip(pixels, self._dice(numbers, ERASE), strict=True):
                 if d.random() < own.erasing:
-                    erase_(picture, d)
+                    pictures.erase_(picture, d)
         return self._items(pixels, indices)
 
     def _dice(self, draws: npt.NDArray[np.int64], stream: int) -> list[random.Random]:
@@ -276,12 +242,12 @@ class TrainImages(_Pictures):
         return shifted
 
     def _coloured(self, image: Tensor, dice: random.Random) -> Tensor:
-        picture = _to_pil(image)
+        picture = pictures.to_pil(image)
         if self.augmentation.color_jitter:
-            picture = color_jitter(picture, self.augmentation.color_jitter, dice)
+            picture = pictures.color_jitter(picture, self.augmentation.color_jitter, dice)
         if self.augmentation.randaugment:
-            picture = randaugment(picture, self.augmentation.randaugment, self.fill, dice)
-        return _to_tensor(picture)
+            picture = pictures.randaugment(picture, self.augmentation.randaugment, self.fill, dice)
+        return pictures.to_tensor(picture)
 
 
 class EvalImages(_Pictures):
@@ -305,10 +271,10 @@ class EvalImages(_Pictures):
         for index in draws:
             if not 0 <= index < len(self):
                 raise IndexError(f"multimax: expected an index in [0, {len(self) - 1}], got {index}")
-        pictures = [self._read(index) for index in draws]
+        images = [self._read(index) for index in draws]
         if self.augmentation.random_resized_crop:
-            pictures = [resized_centre(picture, self.size) for picture in pictures]
-        batch = torch.stack([self._fit(picture) for picture in pictures])
+            images = [pictures.resized_centre(image, self.size) for image in images]
+        batch = torch.stack([self._fit(image) for image in images])
         return self._items(self._normalised(batch), draws)
 
 
@@ -433,151 +399,6 @@ def _middle_part(length: int, share: float, dice: random.Random) -> tuple[int, i
     half = int(length * share) // 2
     centre = dice.randrange(length)
     return max(0, centre - half), min(length, centre + half)
-
-
-def random_resized_crop(image: Tensor, size: int, dice: random.Random) -> Tensor:
-    """A random part of a uint8 picture (channels, height, width), resized to size x size (bicubic, antialiased)."""
-    height, width = image.shape[-2:]
-    for _ in range(ATTEMPTS):
-        area = dice.uniform(*CROP_SCALE) * height * width
-        ratio = _ratio(CROP_RATIO, dice)
-        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-        if 0 < w <= width and 0 < h <= height:
-            top, left = dice.randint(0, height - h), dice.randint(0, width - w)
-            break
-    else:  # none did fit, as for very long pictures: the largest part of a ratio allowed, in the middle
-        low, high = CROP_RATIO
-        w, h = min(width, round(height * high)), min(height, round(width / low))
-        top, left = (height - h) // 2, (width - w) // 2
-    part = image[:, top : top + h, left : left + w]
-    return _to_tensor(_to_pil(part).resize((size, size), _bicubic()))
-
-
-def resized_centre(image: Tensor, size: int) -> Tensor:
-    """The centre of a uint8 picture whose short side was resized to size / 0.875."""
-    height, width = image.shape[-2:]
-    short = math.floor(size / EVAL_CROP)
-    w, h = (short * side // min(height, width) for side in (width, height))
-    picture = _to_tensor(_to_pil(image).resize((w, h), _bicubic()))
-    top, left = round((h - size) / 2), round((w - size) / 2)
-    return picture[:, top : top + size, left : left + size]
-
-
-def color_jitter(picture: "Image", strength: float, dice: random.Random) -> "Image":
-    """Changes brightness, contrast and saturation in random order."""
-    for name in dice.sample(("brightness", "contrast", "color"), 3):
-        picture = _enhance(picture, name, dice.uniform(1 - strength, 1 + strength))
-    return picture
-
-
-def randaugment(picture: "Image", magnitude: int, fill: tuple[int, ...], dice: random.Random) -> "Image":
-    """Two random operations out of ``RANDAUGMENT``, each of them with probability 0.5."""
-    for name in dice.choices(RANDAUGMENT, k=RANDAUGMENT_COUNT):
-        if dice.random() < RANDAUGMENT_PROBABILITY:
-            noisy = dice.gauss(magnitude, RANDAUGMENT_STD)
-            level = min(max(noisy, 0), RANDAUGMENT_MAX) / RANDAUGMENT_MAX
-            picture = operate(picture, name, level, dice.choice((-1, 1)), fill)
-    return picture
-
-
-def operate(picture: "Image", name: str, level: float, sign: int, fill: tuple[int, ...]) -> "Image":
-    """One operation of RandAugment, stronger for a higher level.
-
-    Args:
-        picture: grey or RGB.
-        name: one of ``RANDAUGMENT``.
-        level: in [0, 1].
-        sign: -1 or 1, the direction of what has two.
-        fill: colour of what is outside of the picture.
-    """
-    from PIL import ImageOps
-
-    width, height = picture.size
-    if name == "autocontrast":
-        return ImageOps.autocontrast(picture)
-    if name == "equalize":
-        return ImageOps.equalize(picture)
-    if name == "invert":
-        return ImageOps.invert(picture)
-    if name == "posterize":
-        return ImageOps.posterize(picture, max(1, 4 - int(level * 4)))  # timm's 0 bits, at the very end, are all black
-    if name == "solarize":
-        return ImageOps.solarize(picture, 256 - int(level * 256))
-    if name == "solarize_add":
-        added = int(level * 110)
-        return picture.point([min(255, i + added) if i < 128 else i for i in range(256)] * len(picture.getbands()))
-    if name in ("color", "contrast", "brightness", "sharpness"):
-        return _enhance(picture, name, max(0.1, 1 + sign * 0.9 * level))
-    colour = fill if len(fill) > 1 else fill[0]
-    if name == "rotate":
-        return picture.rotate(sign * 30 * level, _bicubic(), fillcolor=colour)
-    matrices = {
-        "shear_x": (1, sign * 0.3 * level, 0, 0, 1, 0),
-        "shear_y": (1, 0, 0, sign * 0.3 * level, 1, 0),
-        "translate_x": (1, 0, sign * 0.45 * level * width, 0, 1, 0),
-        "translate_y": (1, 0, 0, 0, 1, sign * 0.45 * level * height),
-    }
-    from PIL.Image import Transform
-
-    return picture.transform(picture.size, Transform.AFFINE, matrices[name], _bicubic(), fillcolor=colour)
-
-
-def erase_(pixels: Tensor, dice: random.Random) -> None:
-    """Puts noise into a random rectangle of a normalised picture (channels, height, width), in place."""
-    channels, height, width = pixels.shape
-    for _ in range(ATTEMPTS):
-        area = dice.uniform(*ERASE_SCALE) * height * width
-        ratio = _ratio(ERASE_RATIO, dice)
-        h, w = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-        if h < height and w < width:
-            top, left = dice.randint(0, height - h), dice.randint(0, width - w)
-            generator = torch.Generator().manual_seed(dice.getrandbits(63))
-            noise = torch.randn(channels, h, w, generator=generator)
-            pixels[:, top : top + h, left : left + w] = noise
-            return
-
-
-def _ratio(bounds: tuple[float, float], dice: random.Random) -> float:
-    """A ratio of sides, by whose logarithm tall and wide are equally likely."""
-    low, high = bounds
-    return math.exp(dice.uniform(math.log(low), math.log(high)))
-
-
-def _enhance(picture: "Image", name: str, factor: float) -> "Image":
-    """Moves a picture away from grey, from its mean, from black or from its blurred copy; 1 leaves it as it is."""
-    from PIL import ImageEnhance
-
-    kinds: dict[str, type[ImageEnhance._Enhance]] = {
-        "color": ImageEnhance.Color,
-        "contrast": ImageEnhance.Contrast,
-        "brightness": ImageEnhance.Brightness,
-        "sharpness": ImageEnhance.Sharpness,
-    }
-    return kinds[name](picture).enhance(factor)  # type: ignore[call-arg]
-
-
-def _bicubic() -> "Resampling":
-    from PIL.Image import Resampling
-
-    return Resampling.BICUBIC
-
-
-def _to_pil(image: Tensor) -> "Image":
-    """A picture of uint8 for Pillow."""
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise ImportError(
-            "multimax: expected Pillow for pictures that are resized or changed in colour, got none; pip install pillow"
-        ) from error
-    values = image[0] if image.shape[0] == 1 else image.permute(1, 2, 0)
-    return Image.fromarray(values.contiguous().numpy())
-
-
-def _to_tensor(picture: "Image") -> Tensor:
-    """Back to (channels, height, width)."""
-    values = torch.from_numpy(np.array(picture))
-    return values[None] if values.ndim == 2 else values.permute(2, 0, 1).contiguous()
 
 
 def _hash(seed: int, numbers: npt.NDArray[np.int64], stream: int) -> npt.NDArray[np.uint64]:

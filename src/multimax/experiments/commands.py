@@ -227,14 +227,15 @@ def sweep(options: argparse.Namespace) -> int:
 def table(options: argparse.Namespace) -> None:
     """Results as Markdown."""
     _needs()
+    from multimax.experiments import results
     from multimax.experiments import table as tables
 
     with _words():
-        found = [tables.read(path) for path in options.paths]
+        found = [results.read(path) for path in options.paths]
         if options.save is not None:
             if len(found) != 1:
                 raise ValueError(f"multimax: expected one sweep to save, got {len(found)}")
-            tables.save(found[0], options.save)
+            results.save(found[0], options.save)
         for number, one in enumerate(found):
             print("\n" * bool(number) + tables.markdown(one, options.metrics, options.baseline))
             for label in options.parameters or ():

@@ -7,6 +7,7 @@ from typing import Any
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from multimax.experiments import results
 from multimax.experiments import sweep as sweeps
 from multimax.experiments import table as tables
 from multimax.experiments.run import result_of
@@ -63,7 +64,7 @@ def demo(folder: Path, seeds: int, options: Sequence[tuple[str, Any]] = ()) -> s
             waiting, progress=False, callbacks=lambda run: [Bar(bar, f"{run.label:<8} seed {run.seed}")]
         ):
             pass
-    found = tables.read(folder)
+    found = results.read(folder)
     learned = tables.parameters_markdown(found, "MultiMax")
     return f"{tables.markdown(found, SHOWN)}\n{LEGEND}\nWhat MultiMax has learned, layer by layer:\n\n{learned}"
 
