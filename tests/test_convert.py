@@ -175,6 +175,29 @@ def test_other_functions(reweight):
         assert (model(X) - expected).abs().max() < 2e-6
 
 
+def test_a_function_for_each_place():
+    model = nn.Sequential(sharp(encoder()), nn.Linear(32, 10)).eval()
+    only = copy.deepcopy(model)
+    multimax.convert_(only, reweight="entmax15")
+    places = {"where": ("attention", "output"), "output": "1"}
+    report = multimax.convert_(model, reweight={"attention": "entmax15", "output": "multimax"}, order=1, **places)
+    assert [(layer.kind, layer.parameters) for layer in report] == [("attention", 0), ("attention", 0), ("output", 4)]
+    assert torch.equal(model(X), only(X))  # MultiMax is softmax at first
+    with torch.no_grad():
+        model[1].multimax.coefs.fill_(0.5)
+    assert (model(X) - only(X)).abs().max() > 1e-3
+    multimax.revert_(model)
+    # the options are MultiMax's, wherever it is; heads are those of attention
+    both = {"attention": "multimax", "output": multimax.reweighting.Softmax(2.0)}
+    report = multimax.convert_(model, reweight=both, per_head=True, **places)
+    assert [layer.parameters for layer in report] == [32, 32, 0]
+    multimax.revert_(model)
+    report = multimax.convert_(
+        model, reweight=dict.fromkeys(("attention", "output"), "multimax"), per_head=True, **places
+    )
+    assert [layer.parameters for layer in report] == [32, 32, 8]
+
+
 def test_attnscale():
     for original, heads in ((sharp(encoder()).eval(), 4), (nn.Sequential(Attention(), nn.Softmax(dim=1)), None)):
         model = copy.deepcopy(original)
@@ -301,6 +324,13 @@ REFUSED = {
         {"reweight": nn.Softmax(-1)},
         TypeError,
         "expected reweight to be a name or a module",
+    ),
+    "a function for another place": (encoder, {"reweight": {"output": "multimax"}}, ValueError, "as where says"),
+    "options of none of two": (
+        encoder,
+        {"reweight": {"attention": "entmax15"}, "order": 1},
+        ValueError,
+        "'multimax' only",
     ),
     "options missing": (encoder, {"reweight": "topk"}, TypeError, "expected the options of TopK"),
     "options of another": (encoder, {"reweight": "entmax15", "order": 1}, ValueError, "'multimax' only"),

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import experiment_data
+import results_tables
 from multimax import cli
 from multimax.experiments import sweep as sweeps
 from multimax.experiments.commands import method
@@ -110,6 +111,14 @@ def test_sweep_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert cli.main(["table", str(tmp_path / "all.json"), "--parameters", "MultiMax both"]) == 0
     assert capsys.readouterr().out == printed
     assert str(tmp_path) not in (tmp_path / "all.json").read_text()
+    curves = [tmp_path / "curves.svg", tmp_path / "again.svg"]
+    for file in curves:
+        assert cli.main(["table", str(folder), "--parameters", "MultiMax both", "--curves", str(file)]) == 0
+    assert curves[0].read_bytes() == curves[1].read_bytes()
+    capsys.readouterr()
+    assert cli.main(["table", str(folder), "--parameters", "softmax", "--curves", str(tmp_path / "none.svg")]) == 1
+    assert not (tmp_path / "none.svg").exists()
+    capsys.readouterr()
     # other settings in the same folder
     assert cli.main([*words, "--seeds", "2", "--order", "1"]) == 1
     assert "got another (settings differ)" in capsys.readouterr().err
@@ -123,6 +132,13 @@ def test_runs_of_a_sweep_that_diverge_are_noted(tmp_path: Path, capsys: pytest.C
     assert {run.result["status"] for run in read(tmp_path / "sweep").runs} == {"diverged"}
     assert cli.main(["table", str(tmp_path / "sweep")]) == 0
     assert "1 of 1 diverged" in capsys.readouterr().out
+
+
+def test_the_page_of_results_shows_what_the_runs_gave() -> None:
+    page = results_tables.PAGE.read_text(encoding="utf-8")
+    shown = {match[3] for match in results_tables.PLACE.finditer(page)}
+    assert shown == {path.stem for path in (results_tables.FOLDER / "results").glob("*.json")}
+    assert results_tables.page() == page  # python tests/results_tables.py
 
 
 @pytest.mark.parametrize("name", sweeps.table_names())

@@ -254,8 +254,11 @@ def test_wheel_without_torch_is_pure_and_works(tmp_path: Path) -> None:
     assert "multimax: torch is not importable here, so the wheel has no CPU kernels" in built.stdout + built.stderr
     (wheel,) = tmp_path.glob("*.whl")
     assert wheel.name.endswith("-py3-none-any.whl")
+    there = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.json")}
+    assert there
     site = tmp_path / "site"
     with zipfile.ZipFile(wheel) as archive:
+        assert {f"multimax/{name}" for name in there} <= set(archive.namelist())
         archive.extractall(site)
     result = run("-c", TRY, PYTHONPATH=str(site))
     assert result.stdout.startswith("1 multimax: using the slower reference, because the CPU kernels were not built;")

@@ -240,6 +240,18 @@ def table(options: argparse.Namespace) -> None:
             print("\n" * bool(number) + tables.markdown(one, options.metrics, options.baseline))
             for label in options.parameters or ():
                 print("\n" + tables.parameters_markdown(one, label))
+        if options.curves is not None:
+            _draw_curves(found, options.parameters or (), options.curves)
+
+
+def _draw_curves(found: Any, labels: Any, file: Path) -> None:
+    """The learned sigma of a method of a sweep, a line a seed."""
+    from multimax import plots
+    from multimax.experiments.table import learned_layers
+
+    if len(found) != 1 or len(labels) != 1:
+        raise ValueError("multimax: expected one sweep, and one method by --parameters, for --curves")
+    plots.save(plots.learned_sigma(learned_layers(found[0], labels[0])), file)
 
 
 def demo(options: argparse.Namespace) -> None:
@@ -300,6 +312,9 @@ def add_commands(commands: Any) -> None:
     command.add_argument("--baseline", help="the method to compare with, the table's own unless given")
     command.add_argument(
         "--parameters", nargs="+", metavar="LABEL", help="also what these methods have learned, by layer"
+    )
+    command.add_argument(
+        "--curves", type=Path, metavar="FILE", help="draw the sigma that this method has learned (needs matplotlib)"
     )
     command.add_argument("--save", type=Path, metavar="FILE", help="write all numbers into one file of JSON")
     command.set_defaults(function=table)

@@ -366,3 +366,23 @@ def parameters_markdown(sweep: Sweep, label: str) -> str:
     diverged = len(sweep.of(label)) - len(runs)
     note = f"- {label}: mean ± standard deviation over {len(runs)} seed{'s' * (len(runs) > 1)}"
     return f"{_table(rows)}\n\n{note}{f'; {diverged} diverged and not in it' if diverged else ''}."
+
+
+def learned_layers(sweep: Sweep, label: str) -> dict[str, list[dict[str, list[float]]]]:
+    """MultiMax's parameters by layer, of each finished run and each head, in the paper's symbols.
+
+    Args:
+        sweep: what :func:`multimax.experiments.results.read` gave.
+        label: the method.
+    """
+    found: dict[str, list[dict[str, list[float]]]] = {}
+    for run in sweep.of(label):
+        for layer, own in (run.result.get("parameters") or {}).items():
+            if not set(SYMBOLS) <= set(own):
+                continue
+            per_head = isinstance(own["t_b"][0], list)
+            sets = [own] if not per_head else [{s: own[s][h] for s in SYMBOLS} for h in range(len(own["t_b"]))]
+            found.setdefault(layer, []).extend({s: one[s] for s in SYMBOLS} for one in sets)
+    if not found:
+        raise ValueError(f"multimax: expected finished runs of MultiMax under the label {label!r}, got none")
+    return {layer: found[layer] for layer in sorted(found, key=_natural)}
