@@ -10,7 +10,7 @@ from multimax.experiments import results, table
 
 FOLDER = Path(__file__).parents[1] / "docs"
 PAGE = FOLDER / "results.md"
-PLACE = re.compile(r"(<!-- (table|parameters) (\S+?)(?: \"(.+?)\")? -->\n)(.*?)(\n<!-- end -->)", re.DOTALL)
+PLACE = re.compile(r"(<!-- (table|parameters) (\S+?)(?: \"(.+?)\")? -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
 def made(match: re.Match[str]) -> str:
@@ -18,7 +18,7 @@ def made(match: re.Match[str]) -> str:
     begin, kind, name, label, _, end = match.groups()
     sweep = results.read(FOLDER / "results" / f"{name}.json")
     text = table.markdown(sweep) if kind == "table" else table.parameters_markdown(sweep, label)
-    return f"{begin}{text}{end}"
+    return f"{begin}{text}\n{end}"
 
 
 def page() -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 FORMAT = "multimax sweep 1"  # marks a file of `save`
 FILES = ("config", "environment", "result")  # of a run, each .json
+SHARED = ("config", "environment")  # of which runs have much in common
 WORDS = ("nan", "inf", "-inf")  # stand for such numbers, which JSON has not
 STATUSES = ("finished", "diverged")
 OF_RESULT = ("ms_per_step",)  # stand in the result itself, not among its metrics
@@ -190,6 +191,9 @@ def _read_file(file: Path) -> Sweep:
             f"'format': {FORMAT!r}"
         )
     about, order, runs = content.get("sweep"), content.get("order"), content.get("runs")
+    common = content.get("common", {})
+    if not isinstance(common, dict) or not all(isinstance(own, dict) for own in common.values()):
+        raise ValueError(f"multimax: expected 'common' in {file} to be what all runs have alike, got {common!r:.80}")
     _check_about(about, str(file))
     assert isinstance(about, dict)  # just checked
     if not isinstance(order, list) or sorted(order, key=str) != sorted(about["methods"]):
@@ -203,6 +207,7 @@ def _read_file(file: Path) -> Sweep:
         parts: list[Any] = [own.get(name) for name in FILES] if isinstance(own, dict) else [None]
         if not all(isinstance(part, dict) for part in parts):
             raise ValueError(f"multimax: expected config, environment and result in {where}, got {own!r:.80}")
+        parts = [{**common.get(name, {}), **part} for name, part in zip(FILES, parts, strict=True)]
         _check_result(own["result"], where)
         gathered.add(own.get("label"), own.get("seed"), parts, where)
     return gathered.sweep()
@@ -276,6 +281,12 @@ def _as_text(value: Any, indent: str = "") -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
+def _common(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """What all have alike, which is most of their settings."""
+    first = parts[0] if parts else {}
+    return {key: value for key, value in first.items() if all(key in own and own[key] == value for own in parts)}
+
+
 def save(sweep: Sweep, file: str | Path) -> None:
     """Writes all runs of a sweep into one JSON file, for :func:`read`, in an order that keeps diffs small.
 
@@ -306,8 +317,13 @@ def save(sweep: Sweep, file: str | Path) -> None:
         if "data" in own["config"]:
             own["config"]["data"] = source(run.config["data"])
         runs.append({"label": run.label, "seed": run.seed, **own})
+    common = {name: _common([own[name] for own in runs]) for name in SHARED}
+    for own in runs:
+        for name in SHARED:
+            own[name] = {key: value for key, value in own[name].items() if key not in common[name]}
     content = {
         "format": FORMAT,
+        "common": common,
         "order": labels,
         "sweep": portable(sweep.about, labels),
         "runs": runs,
