@@ -27,7 +27,7 @@ def test_train_says_what_came_out(tmp_path: Path, capsys: pytest.CaptureFixture[
     words += ["--learning-rate", "0.01", "--out", str(tmp_path / "run")]
     assert cli.main(words) == 0
     said = capsys.readouterr().out
-    assert "MultiMax attention, seed 3: accuracy " in said
+    assert "MultiMax attention, order 1, seed 3: accuracy " in said
     assert str(tmp_path / "run") in said
     config = json.loads((tmp_path / "run/config.json").read_text())
     assert (config["attention"], config["order"], config["seed"], config["preset"]) == ("multimax", 1, 3, "cpu-digits")
@@ -179,6 +179,9 @@ def test_tables_of_ones_own(tmp_path: Path) -> None:
         ({"output": "multimax"}, "MultiMax output"),
         ({"attention": "multimax", "output": "multimax"}, "MultiMax both"),
         ({"attention": "entmax15", "output": "multimax"}, "entmax15 attention, MultiMax output"),
+        ({"temperature": 0.5}, "softmax, temperature 0.5"),
+        ({"attention": "multimax", "order": 1, "per_head": True}, "MultiMax attention, order 1, per head"),
+        ({"attention": "topk", "attention_options": {"k": 8}}, "topk attention, k 8"),
     ],
 )
 def test_methods_in_words(settings: dict, words: str) -> None:

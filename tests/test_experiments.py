@@ -317,6 +317,8 @@ def test_other_settings_in_the_same_folder(tmp_path: Path) -> None:
     train(settings, tmp_path / "run", progress=False)
     with pytest.raises(ValueError, match=r"got others \(order: 2 there, 1 now\); choose another folder"):
         train(override(settings, {"order": 1}), tmp_path / "run", progress=False)
+    with pytest.raises(ValueError, match=r"got others \(trainer.learning_rate: 0.001 there, 1 now\)"):
+        train(override(settings, {"trainer": {"learning_rate": 1}}), tmp_path / "run", progress=False)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.tex").write_text("x")
     with pytest.raises(ValueError, match="expected a new folder"):

@@ -94,6 +94,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, `head` say, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
+    except KeyboardInterrupt:
+        print(
+            "\nmultimax: interrupted; the same command goes on from the last checkpoint, if there is one",
+            file=sys.stderr,
+        )
+        return 130
     except Refused as error:
         print(error, file=sys.stderr)
         return 1

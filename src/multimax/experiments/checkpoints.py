@@ -8,6 +8,7 @@ import zlib
 from pathlib import Path
 
 SEAL = "complete.json"
+LOCK = ".lock"
 FOLDER = re.compile(r"checkpoint-(\d+)")
 
 
@@ -26,13 +27,20 @@ def checksum(path: Path) -> int:
 
 def write_json(path: Path, value: object, indent: int | None = 2) -> None:
     """Writes a file of JSON, all of it or nothing."""
-    partial = path.with_name(path.name + ".partial")
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     with partial.open("w", encoding="utf-8") as file:
         json.dump(value, file, indent=indent, allow_nan=False)
         file.write("\n")
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
+
+
+def is_empty(folder: Path) -> bool:
+    """Whether a folder is not there, or holds nothing but what a killed process may have left."""
+    return not folder.exists() or (
+        folder.is_dir() and all(own.name == LOCK or own.name.endswith(".partial") for own in folder.iterdir())
+    )
 
 
 def seal(checkpoint: Path) -> None:

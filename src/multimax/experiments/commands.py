@@ -168,9 +168,17 @@ def method(settings: Settings) -> str:
     names = {"softmax": "softmax", "multimax": "MultiMax"}
     attention, output = (names.get(name, name) for name in (settings.attention, settings.output))
     if settings.attention == settings.output:
-        return "softmax" if attention == "softmax" else f"{attention} both"
-    parts = [f"{attention} attention"] * (settings.attention != "softmax")
-    return ", ".join(parts + [f"{output} output"] * (settings.output != "softmax"))
+        parts = ["softmax" if attention == "softmax" else f"{attention} both"]
+    else:
+        parts = [f"{attention} attention"] * (settings.attention != "softmax")
+        parts += [f"{output} output"] * (settings.output != "softmax")
+    for name in ("temperature", "output_temperature", "order", "terms"):
+        if getattr(settings, name) != getattr(Settings, name):
+            parts.append(f"{name.replace('_', ' ')} {getattr(settings, name)}")
+    parts += [f"{key} {value}" for key, value in settings.attention_options.items()]
+    parts += ["per head"] * settings.per_head + ["class token"] * (settings.pooling == "class")
+    parts += ["Patch Diversification"] * bool(settings.patch_diversification)
+    return ", ".join(parts)
 
 
 def _said(result: Mapping[str, Any]) -> str:
@@ -212,15 +220,20 @@ def sweep(options: argparse.Namespace) -> int:
         seeds = list(range(table.seeds if options.seeds is None else options.seeds))
         folder = options.out or Path("runs") / f"{Path(base.preset).stem}-{table.name}"
         runs = sweeps.plan(table, replace(base, label="", seed=0), seeds, folder, options.methods)
-        sweeps.note(table, replace(base, label="", seed=0), seeds, folder)
+        from multimax.experiments.run import is_first
+
+        if is_first():
+            sweeps.note(table, replace(base, label="", seed=0), seeds, folder)
         busy = 0
         for number, done in enumerate(sweeps.sweep(runs, progress=not options.quiet), start=1):
             said = "at work in another process" if done.result is None else _said(done.result)
             busy += done.status == "busy"
-            print(f"{number} of {len(runs)}: {done.run.label}, seed {done.run.seed}: {said}", flush=True)
-        if busy:
+            if is_first():
+                print(f"{number} of {len(runs)}: {done.run.label}, seed {done.run.seed}: {said}", flush=True)
+        if busy and is_first():
             print(f"{busy} runs are at work in other processes; give the same command again when they are over")
-    print(f"multimax table {folder}")
+    if is_first():
+        print(f"multimax table {folder}")
     return 0
 
 

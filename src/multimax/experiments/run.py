@@ -57,7 +57,7 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
         return
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
+    with (folder / checkpoints.LOCK).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -81,18 +81,27 @@ def check_folder(settings: Settings, folder: Path) -> None:
     config = folder / CONFIG
     if config.is_file():
         before, now = read_json(config), as_dict(settings)
-        names = [own.name for own in fields(Settings)]
-        other = [f"{n}: {before.get(n)!r} there, {now[n]!r} now" for n in names if before.get(n) != now[n]]
+        other = [f"{n}: {one!r} there, {own!r} now" for n, one, own in _differences(before, now)]
         if other:
             raise ValueError(
                 f"multimax: expected the settings of the run that is in {str(folder)!r}, got others "
                 f"({'; '.join(other)}); choose another folder with --out"
             )
-    elif folder.exists() and (not folder.is_dir() or any(own.name != ".lock" for own in folder.iterdir())):
+    elif not checkpoints.is_empty(folder):
         raise ValueError(
             f"multimax: expected a new folder, an empty one, or one with a run, got {str(folder)!r}; choose another "
             "with --out"
         )
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Names and values of what differs, in parts of settings too."""
+    for name in [*now, *(name for name in before if name not in now)]:
+        one, own = before.get(name), now.get(name)
+        if isinstance(one, Mapping) and isinstance(own, Mapping):
+            yield from _differences(one, own, f"{prefix}{name}.")
+        elif one != own:
+            yield f"{prefix}{name}", one, own
 
 
 def task_of(settings: Settings) -> Task:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from multimax.experiments.checkpoints import write_json
+from multimax.experiments.checkpoints import is_empty, write_json
 from multimax.experiments.settings import Settings, as_dict, override, preset_names, read_json
 
 TABLES = Path(__file__).parent / "tables"
@@ -124,7 +124,7 @@ def note(table: Table, base: Settings, seeds: Sequence[int], folder: Path) -> No
                 "choose another folder with --out"
             )
         content["seeds"] = sorted({*before["seeds"], *seeds})
-    elif folder.exists() and any(folder.iterdir()):
+    elif not is_empty(folder):
         raise ValueError(f"multimax: expected a new folder, an empty one, or that of a sweep, got {str(folder)!r}")
     folder.mkdir(parents=True, exist_ok=True)
     write_json(path, content)
