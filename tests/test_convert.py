@@ -332,6 +332,12 @@ REFUSED = {
         ValueError,
         "'multimax' only",
     ),
+    "heads of none": (
+        encoder,
+        {"reweight": {"attention": "entmax15"}, "per_head": True},
+        ValueError,
+        "expected per_head with 'multimax' in attention, got it with 'entmax15'",
+    ),
     "options missing": (encoder, {"reweight": "topk"}, TypeError, "expected the options of TopK"),
     "options of another": (encoder, {"reweight": "entmax15", "order": 1}, ValueError, "'multimax' only"),
     "order": (encoder, {"order": 0}, ValueError, "order to be an int of at least 1, got 0"),

@@ -61,6 +61,12 @@ def test_a_run_lands_in_a_folder_of_its_name(
         (["train", "language", "--data", "/nowhere/at/all"], "/nowhere/at/all"),
         (["sweep", "nope", "--preset", "cpu-digits"], "expected a table out of ablation"),
         (["sweep", "main", "--preset", "cpu-digits", "--methods", "sparsemax"], "expected methods of the table main"),
+        (["sweep", "main", "--preset", "cpu-digits", "--seeds", "0"], "expected at least one seed"),
+        (["sweep", "main", "--preset", "cpu-digits", "--seed", "3"], "expected --seeds, how many"),
+        (["sweep", "main", "--preset", "cpu-digits", "--attention", "multimax"], "expected attention to be left to"),
+        (["sweep", "main", "--preset", "cpu-fashion", "--data", "/nowhere/at/all"], "/nowhere/at/all"),
+        (["train", "vision", "--out", "/dev/null/x"], "expected files that can be read and written"),
+        (["demo", "--seeds", "0"], "expected at least one seed"),
         (["table", "/nowhere/at/all"], "/nowhere/at/all"),
     ],
 )

@@ -177,6 +177,67 @@ def test_interrupted_runs_end_bitwise_where_others_do(name: str, tmp_path: Path)
     assert logs[0] == logs[1]
 
 
+class Final(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("moment", ["evaluation", "model", "result"])
+def test_runs_that_end_at_their_end(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed after the last step: nothing is trained again."""
+    settings = override(small("cpu-cifar10", tmp_path), {"trainer": {"max_steps": 5, "save_steps": 2, "eval_steps": 5}})
+    whole = train(settings, tmp_path / "whole", progress=False)
+
+    def killed(*_: object, **__: object) -> None:
+        raise Final
+
+    with monkeypatch.context() as patch:
+        name = {"evaluation": "_evaluate", "model": "_save", "result": "write_json"}[moment]
+        write = run.write_json
+        fails = killed if moment != "result" else lambda p, v: killed() if p.name == "result.json" else write(p, v)
+        patch.setattr(run, name, fails)
+        with pytest.raises(Final):
+            train(settings, tmp_path / "pieces", progress=False)
+    pieces = train(settings, tmp_path / "pieces", progress=False)
+    assert (pieces["steps"], pieces["metrics"]) == (whole["steps"], whole["metrics"])
+    one, other = (load_file(tmp_path / own / "model/model.safetensors") for own in ("whole", "pieces"))
+    assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_old_checkpoints_go_when_the_new_one_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = override(small("cpu-digits", tmp_path), {"trainer": {"max_steps": 9, "save_steps": 1, "eval_steps": 9}})
+    seen = []
+    seal = checkpoints.seal
+
+    def look(folder: Path) -> None:
+        sealed = [own.parent.name for own in folder.parent.glob(f"*/{checkpoints.SEAL}")]
+        seen.append(len(sealed))
+        seal(folder)
+
+    monkeypatch.setattr(checkpoints, "seal", look)
+    train(settings, tmp_path / "run", progress=False)
+    assert seen == [0, 1, 2, 2, 2, 2, 2, 2, 2]  # never less than two to go back to
+
+
+def test_accumulated_steps_are_means(tmp_path: Path) -> None:
+    """Two batches of four accumulated: the gradient is the mean of theirs, and the loss that is logged too."""
+    for name in ("cpu-digits", "cpu-multi30k"):
+        (tmp_path / name).mkdir()
+        settings = override(small(name, tmp_path / name), {"trainer": {"max_steps": 1, "max_grad_norm": 0}})
+        settings = override(
+            settings,
+            {"trainer": {"label_smoothing_factor": 0.0}, "model": {"dropout": 0.0}}
+            if settings.task == "translation"
+            else {},
+        )
+        norms = {}
+        for accumulated in (1, 2):
+            own = {"gradient_accumulation_steps": accumulated, "per_device_train_batch_size": 8 // accumulated}
+            train(override(settings, {"trainer": own}), tmp_path / name / str(accumulated), progress=False)
+            lines = (tmp_path / name / str(accumulated) / "metrics.jsonl").read_text().splitlines()
+            norms[accumulated] = next(json.loads(line)["loss"] for line in lines if '"loss"' in line)
+        assert 0.7 < norms[2] / norms[1] < 1.4
+
+
 def command(*arguments: object, **environment: str) -> dict:
     words = [sys.executable, "-m", "multimax", *map(str, arguments)]
     return {"args": words, "env": {**os.environ, "OMP_NUM_THREADS": "1", **environment}}
@@ -295,21 +356,31 @@ def test_a_loss_that_is_no_number_stops_the_run(tmp_path: Path, step: int, words
     assert checkpoints.last(tmp_path / "run/checkpoints").name == "checkpoint-2"
 
 
-def test_two_processes_of_one_run(tmp_path: Path) -> None:
+def test_two_processes_train_together(tmp_path: Path) -> None:
     data = experiment_data.cifar(tmp_path / "data")
-    words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "--rdzv-backend", "c10d"]
-    words += ["--rdzv-endpoint", "localhost:0", "-m", "multimax", "train", "vision", "--preset", "cpu-cifar10"]
-    words += ["--data", str(data), "--attention", "multimax", "--output", "multimax", "--steps", "4", "--quiet"]
-    words += ["--batch-size", "4", "--measured", "8", "--out", str(tmp_path / "run")]
-    words += ["--set", "model.hidden_size=24", "model.num_hidden_layers=2", "trainer.save_steps=2"]
+    methods = {
+        "MultiMax": BOTH,
+        "diverse": {**BOTH, "patch_diversification": 1.0},
+        "too hot": {"trainer": {"learning_rate": 1e30}},
+    }
+    table = {"about": "", "baseline": "MultiMax", "seeds": 1, "methods": methods}
+    (tmp_path / "own.json").write_text(json.dumps(table))
+    words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
+    words += ["--rdzv-endpoint", "localhost:0", "-m", "multimax", "sweep", str(tmp_path / "own.json")]
+    words += ["--preset", "cpu-cifar10", "--data", str(data), "--steps", "4", "--quiet", "--batch-size", "4"]
+    words += ["--measured", "8", "--out", str(tmp_path / "sweep"), "--set", "model.hidden_size=24"]
+    words += ["model.num_hidden_layers=2", "trainer.save_steps=2", "trainer.warmup_steps=0"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    result = result_of(tmp_path / "run")
-    assert (result["status"], result["steps"]) == ("finished", 4)
-    assert done.stdout.count("accuracy") == 1
-    assert json.loads((tmp_path / "run/environment.json").read_text())["processes"] == 2
-    multimax.from_pretrained(AutoModelForImageClassification, tmp_path / "run/model")
+    assert done.stdout.count("accuracy") == 2  # one process speaks
+    assert "too hot, seed 0: diverged" in done.stdout
+    for name in ("multimax", "diverse"):
+        folder = tmp_path / "sweep" / name / "seed-0"
+        result = result_of(folder)
+        assert (result["status"], result["steps"]) == ("finished", 4)
+        assert json.loads((folder / "environment.json").read_text())["processes"] == 2
+        multimax.from_pretrained(AutoModelForImageClassification, folder / "model")
 
 
 def test_other_settings_in_the_same_folder(tmp_path: Path) -> None:
@@ -464,7 +535,18 @@ def test_tensorboard(tmp_path: Path) -> None:
         ({"temperature": "warm"}, "expected temperature to be a number or 'trained'"),
         ({"languages": "german"}, "expected languages such as 'de-en'"),
         ({"only_reweighting": True}, "expected start, a trained model"),
-        ({"length": 0}, "expected length of at least 1"),
+        ({"length": 0}, "expected length of at least 2"),
+        ({"seed": -1}, "expected seed of at least 0"),
+        ({"seed": 2**32}, "expected a seed below"),
+        ({"order": 0}, "expected order of at least 1"),
+        ({"multimax_lr_factor": float("nan")}, "expected multimax_lr_factor of at least 0"),
+        ({"temperature": 0.0}, "temperature"),
+        ({"temperature": 0.5, "attention": "multimax"}, "expected temperature with softmax, got it with multimax"),
+        ({"attention_options": {"k": 3}}, "expected attention_options of another function"),
+        ({"patch_diversification": 1.0, "task": "language"}, "expected patch_diversification for vision"),
+        ({"trainer": {"max_steps": 0}}, "expected max_steps above 0"),
+        ({"trainer": {"learning_rate": float("nan")}}, "expected learning_rate above 0"),
+        ({"trainer": {"per_device_train_batch_size": 0}}, "expected per_device_train_batch_size above 0"),
     ],
 )
 def test_settings_that_cannot_be(values: dict, words: str) -> None:
@@ -501,8 +583,12 @@ def test_presets_are_found_by_name_and_as_files(tmp_path: Path) -> None:
         ({"model": {"image_size": 8}}, "expected image_size to come from the data"),
         ({"augmentation": {"zoom": 1}}, "zoom"),
         ({"stochastic_depth": 1.0}, "expected stochastic_depth in"),
+        ({"trainer": {"lr_scheduler_type": "up"}}, "expected options that transformers' TrainingArguments take, got"),
+        ({"model": {"hidden_act": "nope"}}, "expected options of a model that can be built, got"),
+        ({"trainer": {"load_best_model_at_end": True}}, "evaluation is on the test set"),
     ],
 )
 def test_options_that_nobody_knows(values: dict, words: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=f"multimax: .*{words}"):
         train(override(small("cpu-digits", tmp_path), values), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()

@@ -287,6 +287,11 @@ def _recipes(
             f"multimax: expected reweight for {' and '.join(map(repr, where))}, as where says, got it for "
             f"{' and '.join(map(repr, reweight)) or 'none'}"
         )
+    if per_head and reweight.get("attention") != "multimax":
+        raise ValueError(
+            "multimax: expected per_head with 'multimax' in attention, got it with "
+            f"{reweight.get('attention', 'none')!r}; give a module with the heads it has"
+        )
     if "multimax" not in reweight.values():
         return {kind: Recipe(own, order, per_head, init) for kind, own in reweight.items()}
     return {

@@ -93,3 +93,13 @@ def remove_unsealed(folder: Path) -> None:
     for checkpoint in _all(folder):
         if not (checkpoint / SEAL).is_file():
             shutil.rmtree(checkpoint)
+
+
+def rotate(folder: Path, limit: int | None, best: str | None) -> None:
+    """Removes all but the newest checkpoints, and the best: each loses its seal first, so that none is half there."""
+    if not limit or limit < 1:
+        return
+    kept = [own for own in _all(folder) if best is None or own.name != Path(best).name]
+    for checkpoint in kept[max(limit - (best is not None), 1) :]:
+        (checkpoint / SEAL).unlink(missing_ok=True)
+        shutil.rmtree(checkpoint)

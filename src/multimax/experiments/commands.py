@@ -13,7 +13,7 @@ from multimax.experiments import settings as own
 from multimax.experiments import sweep as sweeps
 from multimax.experiments.settings import Settings, override, preset
 
-NEEDED = ("transformers", "accelerate", "safetensors", "sklearn", "scipy", "tqdm")
+NEEDED = ("transformers", "accelerate", "safetensors", "tokenizers", "sacrebleu", "sklearn", "scipy", "PIL", "tqdm")
 DEFAULTS = {"vision": "cpu-digits", "language": "cpu-text", "translation": "cpu-multi30k"}
 # Words for the most usual of transformers' TrainingArguments.
 SHORT: dict[str, tuple[str, Callable[[str], Any], str]] = {
@@ -65,9 +65,11 @@ def _words() -> Iterator[None]:
     """Errors with words for the user, as they are."""
     try:
         yield
-    except (ValueError, TypeError, OSError, RuntimeError) as error:
+    except (ValueError, TypeError, OSError, RuntimeError, ImportError) as error:
         if str(error).startswith("multimax:"):
             raise Refused(str(error)) from error
+        if isinstance(error, OSError):
+            raise Refused(f"multimax: expected files that can be read and written, got: {error}") from error
         raise
 
 
@@ -217,11 +219,18 @@ def sweep(options: argparse.Namespace) -> int:
     with _words():
         table = sweeps.load_table(options.table)
         base = _settings(options, preset(options.preset))
-        seeds = list(range(table.seeds if options.seeds is None else options.seeds))
+        if options.seed is not None:
+            raise ValueError("multimax: expected --seeds, how many, for a sweep, got --seed")
+        count = table.seeds if options.seeds is None else options.seeds
+        if count < 1:
+            raise ValueError(f"multimax: expected at least one seed, got {count}")
+        seeds = list(range(count))
         folder = options.out or Path("runs") / f"{Path(base.preset).stem}-{table.name}"
         runs = sweeps.plan(table, replace(base, label="", seed=0), seeds, folder, options.methods)
-        from multimax.experiments.run import is_first
+        from multimax.experiments.run import is_first, task_of
 
+        if not (folder / sweeps.SWEEP).exists():
+            task_of(runs[0].settings)  # a mistake in the data shows before anything is written
         if is_first():
             sweeps.note(table, replace(base, label="", seed=0), seeds, folder)
         busy = 0

@@ -45,15 +45,27 @@ class Busy(RuntimeError):
     """Another process is at work in the folder."""
 
 
+def processes() -> int:
+    """How many train together."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 def is_first() -> bool:
     """Whether this is the process that writes."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
+_held: set[Any] = set()  # locks of this process
+os.register_at_fork(after_in_child=lambda: [own.close() for own in _held])  # workers outlive a process that is killed
+
+
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Keeps other processes out of the folder; the lock goes with the process, however it ends."""
+    busy = f"multimax: expected {str(folder)!r} to be free, got one that another process works in"
     if not is_first():
+        if _agreed(None) == busy:
+            raise Busy(busy)
         yield
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -61,10 +73,23 @@ def _alone(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Busy(
-                f"multimax: expected {str(folder)!r} to be free, got one that another process works in"
-            ) from None
-        yield
+            _agreed(busy)
+            raise Busy(busy) from None
+        _agreed(None)
+        _held.add(file)
+        try:
+            yield
+        finally:
+            _held.discard(file)
+
+
+def _agreed(value: Any) -> Any:
+    """What the first process says, to all that train together."""
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return value
+    said = [value]
+    torch.distributed.broadcast_object_list(said)
+    return said[0]
 
 
 def result_of(folder: Path) -> dict[str, Any] | None:
@@ -135,22 +160,35 @@ def arguments(settings: Settings, folder: Path, progress: bool) -> TrainingArgum
         "save_total_limit": 2,
         "logging_steps": 50,
         "use_cpu": not gpu,
-        "ddp_backend": "gloo" if not gpu and int(os.environ.get("WORLD_SIZE", "1")) > 1 else None,
+        "ddp_backend": "gloo" if not gpu and processes() > 1 else None,
+        "ddp_find_unused_parameters": False,  # there are none, and Patch Diversification cannot be searched
         "dataloader_pin_memory": gpu,
         "log_level": "error",
         "logging_nan_inf_filter": False,  # a loss that is no number stops the run
         **settings.trainer,
     }
-    return TrainingArguments(
-        output_dir=str(folder / CHECKPOINTS),
-        seed=settings.seed,
-        data_seed=settings.seed,
-        report_to=[],
-        disable_tqdm=not progress,
-        remove_unused_columns=False,
-        label_names=["labels"],
-        **options,
-    )
+    with told("expected options that transformers' TrainingArguments take"):
+        return TrainingArguments(
+            output_dir=str(folder / CHECKPOINTS),
+            seed=settings.seed,
+            data_seed=settings.seed,
+            report_to=[],
+            disable_tqdm=not progress,
+            remove_unused_columns=False,
+            label_names=["labels"],
+            **options,
+        )
+
+
+@contextmanager
+def told(expected: str) -> Iterator[None]:
+    """What a library says of a wrong option, with a word on what was expected."""
+    try:
+        yield
+    except Exception as error:
+        if str(error).startswith("multimax:"):
+            raise
+        raise ValueError(f"multimax: {expected}, got: {error}") from error
 
 
 class Progress(ProgressCallback):
@@ -264,17 +302,19 @@ def train(
     """
     check_folder(settings, folder)
     done = result_of(folder)
-    if done is not None:
+    if done is not None and processes() == 1:  # several have to agree on it
         return done
     # all that can be wrong with data, options and model shows before anything is written
     quiet.disable_progress_bar()  # of every file that is saved
     args = arguments(settings, folder, progress)
     task = task_of(settings)
     set_seed(settings.seed)
-    model = task.model()
-    methods.convert(model, settings)
+    with told("expected options of a model that can be built"):
+        model = task.model()
+        methods.convert(model, settings)
     with _alone(folder):
-        done = result_of(folder)
+        check_folder(settings, folder)  # again: another run may have come and gone
+        done = _agreed(result_of(folder))
         return done if done is not None else _train(settings, task, model, args, folder, progress, callbacks)
 
 
@@ -360,6 +400,7 @@ def _evaluate(trainer: RunTrainer, log: Log, folder: Path, progress: bool) -> di
     metrics = {name.removeprefix("test_"): value for name, value in found.items() if name.startswith("test_")}
     metrics = {name: value for name, value in metrics.items() if name not in timing}
     model = trainer.accelerator.unwrap_model(trainer.model_wrapped).eval()
+    task.trained(model)
     layers: dict[str, dict[str, float]] = {}
     if is_first():
         metrics |= task.final(model, folder, progress)
@@ -387,7 +428,6 @@ def _save(trainer: RunTrainer, task: Task, folder: Path) -> None:
     """The trained model with all that is needed to load it, whole or not at all."""
     partial = folder / f"{MODEL}.partial"
     if is_first():
-        task.trained(trainer.accelerator.unwrap_model(trainer.model_wrapped))
         shutil.rmtree(partial, ignore_errors=True)
     trainer.accelerator.wait_for_everyone()
     trainer.save_model(str(partial))

@@ -1,6 +1,7 @@
 """All settings of a training run, and the presets: plain JSON files with some of them."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -11,6 +12,29 @@ from multimax import checks, reweighting
 TASKS = ("vision", "language", "translation")
 TRAINED = "trained"
 PRESETS = Path(__file__).parent / "presets"
+# What a method is.
+METHOD = (
+    "attention",
+    "output",
+    "order",
+    "terms",
+    "temperature",
+    "output_temperature",
+    "per_head",
+    "attention_options",
+    "patch_diversification",
+    "pooling",
+)
+LEAST = {"order": 1, "length": 2, "vocabulary": 1, "image_size": 1, "beams": 1, "stride": 0, "watch": 0, "measured": 0}
+LEAST |= {"seed": 0, "multimax_lr_factor": 0, "patch_diversification": 0}
+# TrainingArguments that transformers takes without a word whatever they are; max_steps of -1 means epochs
+POSITIVE = (
+    "max_steps",
+    "num_train_epochs",
+    "per_device_train_batch_size",
+    "per_device_eval_batch_size",
+    "learning_rate",
+)
 LOSSES = ("softmax", "multimax", "sparsemax", "entmax15", "evsoftmax")  # that an output layer can be trained with
 
 
@@ -85,13 +109,28 @@ class Settings:
         checks.choice("init", self.init, ("paper", "identity"))
         checks.choice("pooling", self.pooling, ("average", "class"))
         checks.choice("tokenizer", self.tokenizer, ("bpe", "word", "character"))
-        for name in ("temperature", "output_temperature"):
+        for name, function in (("temperature", self.attention), ("output_temperature", self.output)):
             value = getattr(self, name)
             if isinstance(value, str) and value != TRAINED:
                 raise ValueError(f"multimax: expected {name} to be a number or 'trained', got {value!r}")
-        for name in ("length", "vocabulary", "image_size", "beams"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"multimax: expected {name} of at least 1, got {getattr(self, name)}")
+            if not isinstance(value, str):
+                checks.number_above(name, value, 0)
+            if value != 1 and function != "softmax":
+                raise ValueError(f"multimax: expected {name} with softmax, got it with {function}")
+        if self.attention == "softmax" and self.attention_options:
+            raise ValueError(f"multimax: expected attention_options of another function, got {self.attention_options}")
+        for name, least in LEAST.items():
+            if not least <= getattr(self, name) < math.inf:
+                raise ValueError(f"multimax: expected {name} of at least {least}, got {getattr(self, name)}")
+        if self.seed >= 2**32:
+            raise ValueError(f"multimax: expected a seed below 2**32, got {self.seed}")
+        if self.patch_diversification and self.task != "vision":
+            raise ValueError(f"multimax: expected patch_diversification for vision, got it for {self.task}")
+        for name in POSITIVE:
+            value = self.trainer.get(name, 1)
+            good = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+            if not good and not (name == "max_steps" and value == -1):
+                raise ValueError(f"multimax: expected {name} above 0, got {value!r}")
         if self.only_reweighting and not self.start:
             raise ValueError("multimax: expected start, a trained model, with only_reweighting, got none")
         parts = self.languages.split("-")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from multimax.experiments.checkpoints import is_empty, write_json
-from multimax.experiments.settings import Settings, as_dict, override, preset_names, read_json
+from multimax.experiments.settings import METHOD, Settings, as_dict, override, preset_names, read_json
 
 TABLES = Path(__file__).parent / "tables"
 SWEEP = "sweep.json"
@@ -85,6 +85,14 @@ def plan(
             f"multimax: expected methods of the table {table.name} out of {', '.join(map(repr, table.methods))}, got "
             f"{', '.join(map(repr, unknown))}"
         )
+    plain, named = as_dict(Settings()), {key for own in table.methods.values() for key in own}
+    for label, own in table.methods.items():
+        other = [key for key in METHOD if key in named - set(own) and as_dict(base)[key] != plain[key]]
+        if other:
+            raise ValueError(
+                f"multimax: expected {', '.join(sorted(other))} to be left to the table {table.name}, whose methods "
+                f"differ by it, got another for {label!r}"
+            )
     labels = [label for label in table.methods if methods is None or label in methods]
     if len({slug(label) for label in table.methods}) < len(table.methods):
         raise ValueError(

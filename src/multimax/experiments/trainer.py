@@ -106,7 +106,10 @@ class RunTrainer(Trainer):
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """Stops where the loss is no number."""
         loss: Tensor = super().training_step(*args, **kwargs)
-        if not torch.isfinite(loss):
+        finite = torch.isfinite(loss).float()
+        if self.args.world_size > 1:  # all processes stop together
+            torch.distributed.all_reduce(finite, torch.distributed.ReduceOp.MIN)
+        if not finite:
             raise Diverged(
                 f"multimax: expected a finite loss, got {loss.item()} in step {self.state.global_step + 1}; a smaller "
                 "learning rate, or longer warm-up, may help; checkpoints before it are as they were"
@@ -116,8 +119,16 @@ class RunTrainer(Trainer):
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Tells the task what is evaluated."""
         self.task.evaluated = self.task.evaluation if eval_dataset is None else eval_dataset
-        found: dict[str, float] = super().evaluate(eval_dataset, *args, **kwargs)
+        # a loader draws a seed: a run that goes on behind an evaluation must find the same random numbers
+        with torch.random.fork_rng(devices=[]):
+            found: dict[str, float] = super().evaluate(eval_dataset, *args, **kwargs)
         return found
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        if self.state.global_step >= self.state.max_steps:  # resumed behind its end, where it would do a step more
+            self.control.should_training_stop = True
+            return
+        super()._run_epoch(*args, **kwargs)
 
     # transformers writes some weights, those of IJepa among them, under other names than the model's, and its Trainer
     # reads them back under the model's own: what it does not find stays as it was initialised, with a warning. Hence
@@ -147,11 +158,13 @@ class RunTrainer(Trainer):
                     "were"
                 )
         folder = Path(self.args.output_dir or "") / f"checkpoint-{self.state.global_step}"
+        limit, self.args.save_total_limit = self.args.save_total_limit, None  # older ones go when this one is whole
         try:
             super()._save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()
             if self.args.should_save:
                 checkpoints.seal(folder)
+                checkpoints.rotate(folder.parent, limit, self.state.best_model_checkpoint)
             self.accelerator.wait_for_everyone()
         except (OSError, SafetensorError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and not any(words in str(error) for words in NOT_WRITTEN):
@@ -160,6 +173,8 @@ class RunTrainer(Trainer):
                 f"multimax: expected to write {str(folder)!r}, got: {error}; checkpoints before it are as they were: "
                 "make room, and give the same command again to go on from there"
             ) from error
+        finally:
+            self.args.save_total_limit = limit
 
 
 class Order(TrainerCallback):

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
@@ -103,20 +104,22 @@ class Translation(Task):
         return LengthSampler(lengths, batch, self.settings.seed)
 
     def save(self, folder: Path) -> None:
-        """The tokenizer."""
+        """The tokenizer, as it was before it translated: else it would pad whatever it is given later."""
+        self.tokenizer.backend_tokenizer.no_padding()
+        self.tokenizer.backend_tokenizer.no_truncation()
         self.tokenizer.save_pretrained(folder)
 
-    def loss(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Any] | None:
-        """The loss of the output's function, where it has one of its own."""
-        if self.settings.output not in methods.LOSSES:
-            return None
-        labels = inputs["labels"]
+    def loss(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Any]:
+        """Cross entropy with label smoothing, or the loss of the output's function.
+
+        Not the model's own, a mean which the Trainer would take for a part of that over all it accumulates.
+        """
+        labels = inputs["labels"].flatten()
         outputs = model(**{name: own for name, own in inputs.items() if name != "labels"})
         smoothing = float(self.settings.trainer.get("label_smoothing_factor", 0.0)) if model.training else 0.0
-        loss = methods.LOSSES[self.settings.output](
-            outputs.logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, label_smoothing=smoothing
-        )
-        return loss, outputs
+        cross_entropy = methods.LOSSES.get(self.settings.output, F.cross_entropy)
+        logits = outputs.logits.flatten(0, 1)
+        return cross_entropy(logits, labels, ignore_index=IGNORED, label_smoothing=smoothing), outputs
 
     def reduce_logits(self, logits: Any, labels: Tensor) -> Tensor:
         """The negative log-likelihood of each token, 0 where none counts."""

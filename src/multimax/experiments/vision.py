@@ -33,6 +33,8 @@ class Vision(Task):
             raise ValueError(
                 f"multimax: expected options of augmentation, got {settings.augmentation}: {error}"
             ) from None
+        if settings.trainer.get("load_best_model_at_end"):
+            raise ValueError("multimax: expected no load_best_model_at_end: evaluation is on the test set, got it set")
         data = load_images(settings.data or "digits")
         self.classes, self.channels, self.data_name = data.classes, data.channels, data.name
         mean, std = mean_and_std(data.train)
