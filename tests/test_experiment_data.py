@@ -15,7 +15,7 @@ from torch import Tensor
 
 from multimax.experiments.data import ImageSet, files, load_images, load_parallel, load_text
 
-REAL = Path(__file__).parents[2] / "shared/data"
+REAL = (Path(__file__).parents[2] / "shared/data").resolve()
 
 
 def real(name: str) -> Path:
