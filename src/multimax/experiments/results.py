@@ -271,14 +271,14 @@ def source(data: object) -> str:
 
 
 def _as_text(value: Any, indent: str = "") -> str:
-    """JSON with sorted keys; a line each for what objects and lists of objects hold, other lists in one line."""
+    """JSON with sorted keys; a line each for what holds objects or lists, all else in one line."""
     inner = indent + " "
-    if isinstance(value, dict) and value:
+    if isinstance(value, dict) and any(isinstance(own, dict | list) for own in value.values()):
         rows = [f"{inner}{json.dumps(key)}: {_as_text(value[key], inner)}" for key in sorted(value)]
         return "{\n" + ",\n".join(rows) + f"\n{indent}}}"
     if isinstance(value, list) and any(isinstance(own, dict) for own in value):
         return "[\n" + ",\n".join(inner + _as_text(own, inner) for own in value) + f"\n{indent}]"
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True)
 
 
 def _common(parts: list[dict[str, Any]]) -> dict[str, Any]:

@@ -197,13 +197,24 @@ def preset_names(folder: Path = PRESETS) -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in folder.glob("*.json")))
 
 
+def named_file(name: str, folder: Path, kind: str) -> Path:
+    """A file that comes with the package, by name, or one of the user's.
+
+    Args:
+        name: of a file in the folder, without its ending, or a path that ends with .json.
+        folder: of the package's own.
+        kind: what the files hold, for the error.
+    """
+    path = Path(name) if name.endswith(".json") else folder / f"{name}.json"
+    if not path.is_file():
+        known = ", ".join(preset_names(folder))
+        raise ValueError(f"multimax: expected a {kind} out of {known}, or a file of JSON, got {name!r}")
+    return path
+
+
 def preset(name: str) -> Settings:
     """The settings of a preset by name, or of a file of JSON, such as another run's config.json."""
-    path = Path(name) if name.endswith(".json") else PRESETS / f"{name}.json"
-    if not path.is_file():
-        raise ValueError(
-            f"multimax: expected a preset out of {', '.join(preset_names())}, or a file of JSON, got {name!r}"
-        )
+    path = named_file(name, PRESETS, "preset")
     values = read_json(path)
     if not isinstance(values, Mapping):
         raise ValueError(f"multimax: expected {str(path)!r} to hold settings by name, got {type(values).__name__}")

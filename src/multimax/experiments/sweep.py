@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from multimax.experiments.checkpoints import is_empty, write_json
-from multimax.experiments.settings import METHOD, Settings, as_dict, override, preset_names, read_json
+from multimax.experiments.settings import METHOD, Settings, as_dict, named_file, override, preset_names, read_json
 
 TABLES = Path(__file__).parent / "tables"
 SWEEP = "sweep.json"
@@ -32,11 +32,7 @@ def table_names() -> tuple[str, ...]:
 
 def load_table(name: str) -> Table:
     """A table by name, or from a file of JSON."""
-    path = Path(name) if name.endswith(".json") else TABLES / f"{name}.json"
-    if not path.is_file():
-        raise ValueError(
-            f"multimax: expected a table out of {', '.join(table_names())}, or a file of JSON, got {name!r}"
-        )
+    path = named_file(name, TABLES, "table")
     values = read_json(path)
     wanted = ("about", "methods", "baseline", "seeds")
     missing = [own for own in wanted if not isinstance(values, Mapping) or own not in values]
