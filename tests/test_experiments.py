@@ -177,6 +177,17 @@ def test_interrupted_runs_end_bitwise_where_others_do(name: str, tmp_path: Path)
     assert logs[0] == logs[1]
 
 
+def test_an_evaluation_that_is_not_repeated_changes_nothing(tmp_path: Path) -> None:
+    """At the end of an epoch the checkpoint comes first, and a run that goes on from it does not evaluate again."""
+    trainer = {"max_steps": 25, "save_steps": 10, "eval_strategy": "epoch", "logging_steps": 10}
+    settings = override(small("cpu-cifar10", tmp_path), {"stochastic_depth": 0.5, "trainer": trainer})
+    whole = train(settings, tmp_path / "whole", progress=False)
+    with pytest.raises(Kill.Killed):
+        train(settings, tmp_path / "pieces", progress=False, callbacks=[Kill(13)])
+    assert checkpoints.last(tmp_path / "pieces/checkpoints").name == "checkpoint-10"  # ten steps are an epoch
+    assert train(settings, tmp_path / "pieces", progress=False)["metrics"] == whole["metrics"]
+
+
 class Final(BaseException):
     pass
 
