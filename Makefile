@@ -10,7 +10,7 @@ SANITIZED := build/sanitized
 
 .PHONY: demo test lint format bench sanitize clean
 
-# with what it needs and no more, unless all is there
+# with what it needs and no more, the kernels for this machine alone, unless all is there
 demo: $(if $(wildcard $(READY)),$(READY),$(DEMO))
 	$(BIN)/multimax demo
 
@@ -51,6 +51,7 @@ sanitize: $(READY)
 $(READY) $(DEMO): pyproject.toml setup.py constraints.txt $(wildcard csrc/*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch "setuptools>=77" wheel
+	$(if $(filter $(DEMO),$@),MULTIMAX_NATIVE=1) \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation \
 		-e ".[$(if $(filter $(DEMO),$@),experiments,test,lint,bench)]"
 	touch $@

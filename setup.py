@@ -22,6 +22,10 @@ if X86_64:
     ISAS["avx512"] = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c"]
     ISAS["avx512_bf16"] = [*ISAS["avx512"], "-mavx512bf16"]
 
+if os.environ.get("MULTIMAX_NATIVE") and sys.platform == "linux":  # for this machine alone, in a quarter of the time
+    has = set(Path("/proc/cpuinfo").read_text().replace("_", "").split())
+    ISAS = dict([pair for pair in ISAS.items() if has.issuperset(flag.removeprefix("-m") for flag in pair[1])][-1:])
+
 KERNELS = ["csrc/rows.cpp", "csrc/attention.cpp", "csrc/loss.cpp", "csrc/entmax.cpp"]
 BINDINGS = [
     "csrc/bindings.cpp",

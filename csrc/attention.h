@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "isa.h"
 #include "rows.h"
 
 namespace multimax {
@@ -87,17 +88,6 @@ struct AttentionKernels {
   void (*collect)(const AttentionJob&, const Heads& grad_query, int64_t first, int64_t last);
 };
 
-namespace baseline {
-extern const AttentionKernels attention_kernels;
-}
-namespace avx2 {
-extern const AttentionKernels attention_kernels;
-}
-namespace avx512 {
-extern const AttentionKernels attention_kernels;
-}
-namespace avx512_bf16 {
-extern const AttentionKernels attention_kernels;
-}
+MULTIMAX_DECLARE(AttentionKernels, attention_kernels)
 
 }  // namespace multimax

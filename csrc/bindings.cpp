@@ -18,7 +18,7 @@ using torch::headeronly::Half;
 #define MULTIMAX_KERNELS(isa) {&isa::row_kernels, &isa::attention_kernels, &isa::loss_kernels, &isa::entmax_kernels}
 // clang-format on
 
-// Instruction sets in rising order; the best that the machine has is used.
+// Instruction sets in rising order; null where the machine has not the instructions or the build not the kernels.
 Kernels kernels_of(int64_t isa) {
   if (isa == 0) return MULTIMAX_KERNELS(baseline);
 #if defined(__x86_64__)
@@ -32,9 +32,10 @@ Kernels kernels_of(int64_t isa) {
   return {};
 }
 
+// -1 if there is none: a build for one machine, on another.
 int64_t best_isa() {
   int64_t isa = 3;
-  while (kernels_of(isa).rows == nullptr) --isa;
+  while (isa >= 0 && kernels_of(isa).rows == nullptr) --isa;
   return isa;
 }
 
@@ -43,7 +44,8 @@ std::atomic<int64_t> current_isa{-1};
 // Chooses an instruction set (-1: leave as it is); returns the one in use.
 int64_t use_isa(int64_t isa) {
   if (isa >= 0) {
-    STD_TORCH_CHECK(kernels_of(isa).rows != nullptr, "multimax: this machine has no instruction set number ", isa);
+    STD_TORCH_CHECK(kernels_of(isa).rows != nullptr,
+                    "multimax: this machine or this build has no instruction set number ", isa);
     current_isa.store(isa);
   }
   isa = current_isa.load();
@@ -68,7 +70,9 @@ void with_type(DType dtype, F f) {
 
 Kernels kernels() {
   int64_t isa = current_isa.load();
-  return kernels_of(isa < 0 ? best_isa() : isa);
+  Kernels found = kernels_of(isa < 0 ? best_isa() : isa);
+  STD_TORCH_CHECK(found.rows != nullptr, "multimax: the kernels were built for another machine");
+  return found;
 }
 
 DType dtype_of(const Tensor& t) {

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 
+#include "isa.h"
 #include "rows.h"
 
 namespace multimax {
@@ -36,17 +37,6 @@ struct EntmaxKernels {
   void (*backward)(const EntmaxJob&, int64_t first_row, int64_t last_row, void* scratch);
 };
 
-namespace baseline {
-extern const EntmaxKernels entmax_kernels;
-}
-namespace avx2 {
-extern const EntmaxKernels entmax_kernels;
-}
-namespace avx512 {
-extern const EntmaxKernels entmax_kernels;
-}
-namespace avx512_bf16 {
-extern const EntmaxKernels entmax_kernels;
-}
+MULTIMAX_DECLARE(EntmaxKernels, entmax_kernels)
 
 }  // namespace multimax

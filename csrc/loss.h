@@ -10,6 +10,7 @@
 
 #include <cstdint>
 
+#include "isa.h"
 #include "rows.h"
 
 namespace multimax {
@@ -60,17 +61,6 @@ struct LossKernels {
   void (*backward)(const LossJob&, int64_t first_block, int64_t last_block, void* scratch);
 };
 
-namespace baseline {
-extern const LossKernels loss_kernels;
-}
-namespace avx2 {
-extern const LossKernels loss_kernels;
-}
-namespace avx512 {
-extern const LossKernels loss_kernels;
-}
-namespace avx512_bf16 {
-extern const LossKernels loss_kernels;
-}
+MULTIMAX_DECLARE(LossKernels, loss_kernels)
 
 }  // namespace multimax

@@ -8,6 +8,8 @@
 
 #include <cstdint>
 
+#include "isa.h"
+
 namespace multimax {
 
 enum class Kind { multimax, log_multimax, modulate };
@@ -61,17 +63,6 @@ struct RowKernels {
   void (*backward)(const RowJob&, int64_t first_block, int64_t last_block, void* scratch);
 };
 
-namespace baseline {
-extern const RowKernels row_kernels;
-}
-namespace avx2 {
-extern const RowKernels row_kernels;
-}
-namespace avx512 {
-extern const RowKernels row_kernels;
-}
-namespace avx512_bf16 {
-extern const RowKernels row_kernels;
-}
+MULTIMAX_DECLARE(RowKernels, row_kernels)
 
 }  // namespace multimax

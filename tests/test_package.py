@@ -209,6 +209,13 @@ def test_instruction_set_by_environment() -> None:
     )
 
 
+@needs_kernels
+def test_kernels_of_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    # a build for one machine alone, on a machine without its instructions
+    monkeypatch.setattr(torch.ops.multimax, "use_isa", lambda isa: -1)
+    assert "built for another machine's instructions; build them again" in (ops._load() or "")
+
+
 TRY = """
 import warnings, torch, multimax
 with warnings.catch_warnings(record=True) as caught:

@@ -30,6 +30,8 @@ def _load() -> str | None:
             f"the CPU kernels were built but could not be loaded with torch {torch.__version__} ({why}); "
             f"build them again with `{BUILD_COMMAND}`"
         )
+    if torch.ops.multimax.use_isa(-1) < 0:
+        return f"the CPU kernels were built for another machine's instructions; build them again with `{BUILD_COMMAND}`"
     return None
 
 
