@@ -22,7 +22,7 @@ from multimax.experiments.settings import Settings, read_json
 
 ROOT = Path(__file__).parents[1]
 METHODS = {"softmax": "softmax", "MultiMax": "multimax-both"}
-EXAMPLES, PICTURES, QUERY, DIGIT = 400, 6, 6, 3
+EXAMPLES, PICTURES, QUERY, DIGIT = 400, 5, 6, 3
 
 
 def load(folder: Path) -> nn.Module:
@@ -61,7 +61,7 @@ def draw(sweep: Path, out: Path, seed: int) -> None:
     }
     out.mkdir(parents=True, exist_ok=True)
     for name, figure in figures.items():
-        plots.save(figure, out / f"{name}.png", dpi=110)
+        plots.save(figure, out / f"{name}.png", dpi=100)
     print(f"digits {labels[:PICTURES].tolist()}, attention of a {labels[DIGIT]}: {out}")
 
 

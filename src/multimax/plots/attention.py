@@ -166,7 +166,7 @@ def attention_maps(
             axes = style.picture_panel(figure, len(maps), heads + 1, number, "" if row else f"head {head + 1}")
             last = pictures.overlay(axes, photo, own, scale, smooth=False)
             panels.append(axes)
-        bar = figure.colorbar(last, ax=panels, aspect=12, pad=0.01, fraction=0.03)
+        bar: Any = figure.colorbar(last, ax=panels, aspect=12, pad=0.01, fraction=0.03)
         bar.ax.tick_params(labelsize=6)
         bar.solids.set_alpha(1)
     return figure

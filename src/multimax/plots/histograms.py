@@ -83,7 +83,7 @@ def attention_histograms(runs: Mapping[str, Histograms], *, columns: int = 3) ->
         >>> import torch
         >>> from multimax import metrics, plots
         >>> histogram = metrics.LogHistogram()
-        >>> histogram.update(torch.softmax(4 * torch.randn(100, 20), -1))
+        >>> histogram.update(torch.softmax(torch.randn(100, 20), -1))
         >>> figure = plots.attention_histograms({"softmax": {"layers.0.attention": histogram}})
         >>> int(figure.axes[0].patches[0].get_data().values.sum())
         2000
@@ -133,7 +133,7 @@ def cumulative_attention(runs: Mapping[str, Histograms], *, columns: int = 3) ->
         >>> import torch
         >>> from multimax import metrics, plots
         >>> histogram = metrics.LogHistogram()
-        >>> histogram.update(torch.softmax(4 * torch.randn(100, 20), -1))
+        >>> histogram.update(torch.softmax(torch.randn(100, 20), -1))
         >>> figure = plots.cumulative_attention({"softmax": {"layers.0.attention": histogram}})
         >>> float(figure.axes[0].get_lines()[0].get_ydata()[-1])
         1.0

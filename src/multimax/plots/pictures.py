@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colors import Normalize
 
-OVER = 0.7  # how much the map covers the photo
-DIM = 1.6  # what is white in the photo, so that it does not outshine the map
+OVER = 0.6  # how much the map covers the photo
+DIM = 1.3  # what is white in the photo, so that it does not outshine the map
 HEAT = "inferno"
 
 
@@ -27,7 +27,7 @@ def picture(image: object) -> Tensor:
         pixels = image.detach().cpu() if isinstance(image, Tensor) else torch.from_numpy(numpy.array(image))
     except (TypeError, ValueError) as error:
         raise TypeError(f"multimax: expected an image as an array, got {type(image).__name__}: {error}") from None
-    if pixels.ndim == 3 and pixels.shape[0] in (1, 3, 4) and pixels.shape[-1] not in (3, 4):
+    if pixels.ndim == 3 and pixels.shape[0] in (1, 3, 4) and pixels.shape[-1] not in (1, 3, 4):
         pixels = pixels.movedim(0, -1)
     if pixels.ndim == 2:
         pixels = pixels[..., None]
