@@ -52,8 +52,8 @@ def draw(sweep: Path, out: Path, seed: int) -> None:
     cams = {label: plots.class_activation(model, pixels[:PICTURES]) for label, model in models.items()}
     figures = {
         "patch-similarity": plots.patch_similarity(logs),
-        "histograms": plots.attention_histograms(statistics, columns=4),
-        "cumulative": plots.cumulative_attention(statistics, columns=4),
+        "histograms": plots.attention_histograms(statistics, columns=2),
+        "cumulative": plots.cumulative_attention(statistics, columns=2),
         "attention-maps": plots.attention_maps(pixels[DIGIT], attention, query=QUERY),
         "rollout": plots.rollout_discrepancy(statistics),
         "grad-cam": plots.grad_cam(pixels[:PICTURES], cams),
