@@ -5,6 +5,7 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -71,6 +72,22 @@ def env(_: argparse.Namespace) -> None:
         print(f"{name + ':':<13} {value}")
 
 
+def figures(options: argparse.Namespace) -> None:
+    """The paper's figures that its own parameters draw."""
+    from multimax import plots
+
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+        for name, figure in plots.paper_figures():
+            file = options.out / f"{name}.{options.format}"
+            plots.save(figure, file)
+            print(file)
+    except ImportError as error:
+        raise Refused(str(error)) from error
+    except OSError as error:
+        raise Refused(f"multimax: expected a folder to write figures to, got {str(options.out)!r}: {error}") from error
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
     parser = argparse.ArgumentParser(
@@ -86,6 +103,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ):
         command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         command.set_defaults(function=function)
+    text = "draw the paper's figures that its own parameters draw: simplex, trade-off, two entries, sigma by layer"
+    command = commands.add_parser("figures", help=text, description=text[0].upper() + text[1:] + ".")
+    command.add_argument("--out", type=Path, default=Path("figures"), help="folder for them, figures unless given")
+    command.add_argument("--format", choices=("png", "svg", "pdf"), default="png", help="png unless given")
+    command.set_defaults(function=figures)
     add_commands(commands)
     options = parser.parse_args(arguments)
     try:

@@ -3,8 +3,6 @@ a stop where the loss is no number, and MultiMax's parameters in a group of thei
 
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,7 @@ from torch.utils.data import Dataset, Sampler
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from multimax import metrics
-from multimax.convert import convert_, revert_
-from multimax.convert.sites import marked
+from multimax.convert.seeing import seen
 from multimax.experiments import checkpoints
 from multimax.experiments.settings import Settings
 from multimax.experiments.task import Task
@@ -215,19 +212,6 @@ class Clock(TrainerCallback):
     def seconds(self) -> float:
         """Since the beginning of the run."""
         return self.before + time.perf_counter() - self.began
-
-
-@contextmanager
-def seen(model: nn.Module) -> Iterator[None]:
-    """Attention of a model with plain softmax, so that it can be measured: elsewhere the weights are never there."""
-    if next(marked(model), None) is not None:  # a converted model shows all of its attention
-        yield
-        return
-    convert_(model, reweight="softmax")
-    try:
-        yield
-    finally:
-        revert_(model)
 
 
 @torch.no_grad()

@@ -1,0 +1,138 @@
+"""Measures of one layer after the other."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from multimax.metrics import AttentionStatistics
+from multimax.plots import records, style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Epochs = Mapping[float, Sequence[float] | Mapping[str, float]]
+
+
+def _epochs(label: str, run: object, measure: str) -> dict[float, list[float]]:
+    """Values by layer, at each epoch."""
+    if not isinstance(run, Mapping):
+        run = records.by_epoch(records.checked(run, label), measure)
+    found: dict[float, list[float]] = {}
+    for epoch in sorted(run):
+        own = run[epoch]
+        values = style.numbers(f"{measure} of {label!r}", list(own.values()) if isinstance(own, Mapping) else own)
+        if values.ndim != 1 or len(values) == 0:
+            raise ValueError(
+                f"multimax: expected a value a layer for epoch {epoch} of {label!r}, got shape {tuple(values.shape)}"
+            )
+        found[float(epoch)] = values.tolist()
+    if not found:
+        raise ValueError(f"multimax: expected at least one epoch for {label!r}, got none")
+    return found
+
+
+def _layers(axes: "Axes", number: int) -> None:
+    """Marks for layers, counted from 1."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.set_xlim(1 - 0.05 * max(number - 1, 1), number + 0.05 * max(number - 1, 1))
+
+
+def patch_similarity(runs: Mapping[str, Epochs | records.Entries], *, measure: str = "patch_similarity") -> "Figure":
+    """How alike the patches are after each layer, as training goes on: Figure 4 of the paper.
+
+    Args:
+        runs: by label, what a run has logged (:func:`read_metrics`), or by epoch the values of the layers, in order.
+        measure: the one to take from a log; any other that is logged by layer can be drawn as well.
+
+    Returns:
+        A figure with a panel a run, all on one scale, and a line an epoch, the darker the later.
+
+    Example:
+        >>> from multimax import plots
+        >>> softmax = {10: [0.2, 0.3, 0.4], 300: [0.3, 0.6, 0.8]}
+        >>> figure = plots.patch_similarity({"softmax": softmax, "MultiMax": {10: [0.2, 0.3, 0.4]}})
+        >>> [axes.get_title() for axes in figure.axes[:2]]
+        ['softmax', 'MultiMax']
+    """
+    found = {label: _epochs(label, run, measure) for label, run in style.runs_by_label(runs, "runs").items()}
+    epochs = [epoch for run in found.values() for epoch in run]
+    figure = style.figure(1, len(found), 3.0, 2.8)
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
+    scale = Normalize(min(epochs), max(epochs) if max(epochs) > min(epochs) else min(epochs) + 1)
+    shades = style.colours("Blues", 0.3, 1.0)
+    first: Any = None
+    for number, (label, run) in enumerate(found.items()):
+        axes = style.panel(figure, 1, len(found), number, label, sharey=first)
+        first = first or axes
+        for epoch, values in run.items():
+            places = range(1, len(values) + 1)
+            axes.plot(places, values, color=shades(scale(epoch)), marker="o", markersize=3, linewidth=1.2)
+        _layers(axes, max(map(len, run.values())))
+    style.labels(figure, "layer", style.words(measure))
+    if min(epochs) < max(epochs):
+        bar = figure.colorbar(ScalarMappable(scale, shades), ax=figure.axes, aspect=30, pad=0.02)
+        bar.set_label("epoch", fontsize=style.TEXT)
+        bar.ax.tick_params(labelsize=style.TICKS)
+    return figure
+
+
+def _with_spread(label: str, run: object, measure: str) -> tuple[list[float], list[float]]:
+    """Values by layer, and their standard deviations where they are known."""
+    if isinstance(run, AttentionStatistics):
+        moments = [own.measures[measure] for own in run.layers.values() if measure in own.measures]
+        if not moments:
+            why = {own.left_out[measure] for own in run.layers.values() if measure in own.left_out}
+            remedy = f"left out: {'; '.join(sorted(why))}" if why else f"give it to collect: measures=({measure!r},)"
+            raise ValueError(f"multimax: expected {measure} among the statistics of {label!r}, got none; {remedy}")
+        return [own.mean for own in moments], [own.std for own in moments]
+    values = style.numbers(f"{measure} of {label!r}", run)
+    if values.ndim != 1 or len(values) == 0:
+        raise ValueError(f"multimax: expected a value a layer for {label!r}, got shape {tuple(values.shape)}")
+    return values.tolist(), []
+
+
+def rollout_discrepancy(
+    runs: Mapping[str, AttentionStatistics | Sequence[float | Tensor]], *, measure: str = "rollout_discrepancy"
+) -> "Figure":
+    """How far accumulated attention is from that of each single layer: Figure 9 of the paper.
+
+    Args:
+        runs: by label, what :func:`multimax.metrics.collect` found, or what
+            :func:`multimax.metrics.rollout_discrepancy` returned, or numbers: one a layer.
+        measure: of what was collected; any other by layer can be drawn as well.
+
+    Returns:
+        A figure with one panel: a line a run, with a band of one standard deviation over the examples where it is
+        known.
+
+    Example:
+        >>> import torch
+        >>> from multimax import metrics, plots
+        >>> maps = [torch.softmax(torch.randn(2, 4, 9, 9), -1) for _ in range(3)]
+        >>> figure = plots.rollout_discrepancy({"softmax": metrics.rollout_discrepancy(maps, heads_dim=1)})
+        >>> len(figure.axes[0].get_lines()[0].get_ydata())
+        3
+    """
+    found = {label: _with_spread(label, run, measure) for label, run in style.runs_by_label(runs, "runs").items()}
+    figure = style.figure(1, 1, 4.2, 3.0)
+    axes = style.panel(figure, 1, 1, 0)
+    for number, (label, (values, spread)) in enumerate(found.items()):
+        colour = style.COLOURS[number % len(style.COLOURS)]
+        places = list(range(1, len(values) + 1))
+        line = style.LINES[number % len(style.LINES)]
+        axes.plot(places, values, color=colour, linestyle=line, marker="o", markersize=4, label=label)
+        if spread:
+            low = [value - own for value, own in zip(values, spread, strict=True)]
+            high = [value + own for value, own in zip(values, spread, strict=True)]
+            axes.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
+    _layers(axes, max(len(values) for values, _ in found.values()))
+    axes.set_xlabel("layer", fontsize=style.TITLE)
+    axes.set_ylabel(style.words(measure), fontsize=style.TITLE)
+    axes.legend(fontsize=style.TEXT, frameon=False)
+    return figure

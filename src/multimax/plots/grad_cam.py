@@ -1,0 +1,226 @@
+"""Grad-CAM for transformer blocks: which patches speak for a class.
+
+Written small, since pytorch-grad-cam needs torchvision.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from multimax import checks
+from multimax.plots import pictures, style
+from multimax.plots.attention import called
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def _first_tensor(output: Any) -> Tensor | None:
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(output, tuple | list) and output:
+        return _first_tensor(output[0])
+    return None
+
+
+def _blocks(model: nn.Module, block: str | None) -> dict[str, nn.Module]:
+    """The block of that name, or all of the model's largest stack of equal blocks."""
+    modules = dict(model.named_modules())
+    if block is not None:
+        if block not in modules:
+            raise ValueError(
+                f"multimax: expected block to be the full name of one of the model's modules, got {block!r}; "
+                "dict(model.named_modules()) has them"
+            )
+        return {block: modules[block]}
+    stacks = {}
+    for name, module in modules.items():
+        if isinstance(module, nn.ModuleList | nn.Sequential) and len({type(own) for own in module}) == 1:
+            stacks[name] = sum(p.numel() for p in module.parameters())
+    if not stacks:
+        raise ValueError(
+            f"multimax: expected a model with a stack of blocks, got {type(model).__name__} without; name one with "
+            "block="
+        )
+    best = max(stacks, key=lambda name: stacks[name])
+    return {f"{best}.{index}" if best else index: own for index, own in modules[best].named_children()}
+
+
+@contextmanager
+def _features(blocks: Mapping[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
+    """What each block returns, kept in the graph."""
+    found: dict[str, Tensor] = {}
+    with ExitStack() as hooks:
+        for name, module in blocks.items():
+
+            def keep(_: nn.Module, __: object, output: object, name: str = name) -> None:
+                features = _first_tensor(output)
+                if features is not None and features.is_floating_point() and features.ndim == 3:
+                    found[name] = features
+
+            hooks.callback(module.register_forward_hook(keep).remove)
+        yield found
+
+
+def _logits(output: Any) -> Tensor:
+    """(B, classes)."""
+    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", output)
+    if not isinstance(logits, Tensor) or logits.ndim != 2:
+        got = tuple(logits.shape) if isinstance(logits, Tensor) else type(output).__name__
+        raise ValueError(f"multimax: expected a model that returns logits of shape (images, classes), got {got}")
+    return logits
+
+
+def _watched(inputs: object) -> object:
+    """Inputs with a gradient, so that there is one where all weights are frozen."""
+    if isinstance(inputs, Mapping):
+        return {name: _watched(own) for name, own in inputs.items()}
+    if isinstance(inputs, Tensor) and inputs.is_floating_point():
+        return inputs.detach().clone().requires_grad_()
+    return inputs
+
+
+def class_activation(
+    model: nn.Module,
+    inputs: object,
+    *,
+    target: int | Sequence[int] | Tensor | None = None,
+    block: str | None = None,
+    grid: tuple[int, int] | None = None,
+) -> Tensor:
+    r"""Grad-CAM: how much each patch's features, after a block, speak for a class.
+
+    .. math:: \mathrm{CAM}_p = \max\left(\sum_f \alpha_f A_{pf}, 0\right), \qquad
+        \alpha_f = \frac{1}{P} \sum_p \frac{\partial y_c}{\partial A_{pf}}
+
+    with the features A of P patches and the logit y of class c. The model is evaluated; its gradients, its training
+    mode and its weights stay as they are.
+
+    Args:
+        model: returns logits (B, classes), itself or as ``.logits``.
+        inputs: a tensor, or a mapping of the arguments of its forward.
+        target: the class, one for all or one an image; what the model predicts unless given.
+        block: full name of the module whose output (B, tokens, features) is looked at. Unless given, the last block of
+            the model's largest stack from which the patches still reach the logits: with a class token that is the last
+            but one.
+        grid: rows and columns of patches, see :func:`attention_maps`.
+
+    Returns:
+        (B, rows, columns), at least 0, detached. All zeros where no patch speaks for the class.
+
+    Example:
+        >>> import torch
+        >>> from transformers import ViTConfig, ViTForImageClassification
+        >>> from multimax import plots
+        >>> config = ViTConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
+        >>> model = ViTForImageClassification(config)
+        >>> tuple(plots.class_activation(model, torch.randn(2, 3, 224, 224)).shape)
+        (2, 14, 14)
+
+    References:
+        Selvaraju, Cogswell, Das, Vedantam, Parikh, Batra: Grad-CAM: Visual Explanations from Deep Networks via
+        Gradient-based Localization. ICCV 2017.
+    """
+    checks.module(model)
+    blocks = _blocks(model, block)
+    was = model.training
+    model.eval()
+    try:
+        with torch.enable_grad(), _features(blocks) as features:
+            logits = _logits(called(model, _watched(inputs)))
+            if not features:
+                names = ", ".join(blocks)
+                raise ValueError(
+                    f"multimax: expected features of shape (images, tokens, features) from {names}, got none; name "
+                    "another block with block="
+                )
+            classes = logits.argmax(-1) if target is None else torch.as_tensor(target, device=logits.device).long()
+            classes = classes.expand(len(logits)) if classes.ndim == 0 else classes
+            if classes.shape != (len(logits),) or not bool(((classes >= 0) & (classes < logits.shape[1])).all()):
+                raise ValueError(
+                    f"multimax: expected target in [0, {logits.shape[1] - 1}], one for all or one for each of "
+                    f"{len(logits)} images, got {target!r}"
+                )
+            score = logits.gather(1, classes[:, None]).sum()
+            gradients = torch.autograd.grad(score, list(features.values()), allow_unused=True)
+    finally:
+        model.train(was)
+    for name, gradient in reversed(list(zip(features, gradients, strict=True))):
+        own = features[name].detach()
+        skip, rows, columns = pictures.patches(own.shape[1], grid)
+        if gradient is not None and bool((gradient[:, skip:] != 0).any()):
+            alpha = gradient[:, skip:].float().mean(1, keepdim=True)  # (B, 1, d)
+            return (own[:, skip:].float() * alpha).sum(-1).clamp(min=0).reshape(-1, rows, columns).cpu()
+    raise ValueError(
+        f"multimax: expected patches after {', '.join(features)} to reach the logits, got gradients of 0; where the "
+        "class token alone is read after a block, name an earlier one with block="
+    )
+
+
+def grad_cam(
+    images: object,
+    maps: Mapping[str, object],
+    *,
+    inputs: object = None,
+    target: int | Sequence[int] | Tensor | None = None,
+    block: str | None = None,
+    grid: tuple[int, int] | None = None,
+) -> "Figure":
+    """Which patches speak for the class, a row a model, softmax above MultiMax: Figure 6 of the paper.
+
+    Args:
+        images: photos, a list of arrays or a tensor (n, channels, height, width).
+        maps: by label, a row each from top to bottom: what :func:`class_activation` gave, (n, rows, columns), or a
+            model, of which it is taken.
+        inputs: what the models take, if there are any.
+        target: of :func:`class_activation`.
+        block: likewise.
+        grid: likewise.
+
+    Returns:
+        A figure with the photos, and below them a row for each label: the map over the photo in grey, from 0 to the
+        largest value of each map.
+
+    Example:
+        >>> import torch
+        >>> from multimax import plots
+        >>> maps = {"softmax": torch.rand(2, 4, 4), "MultiMax": torch.rand(2, 4, 4)}
+        >>> figure = plots.grad_cam(torch.rand(2, 3, 32, 32), maps)
+        >>> [axes.get_ylabel() for axes in figure.axes[::2]]
+        ['', 'softmax', 'MultiMax']
+    """
+    if not isinstance(images, Sequence | Tensor) and getattr(images, "ndim", 0) != 4:
+        raise TypeError(f"multimax: expected images as a list, or a tensor of 4 dims, got {type(images).__name__}")
+    photos = [pictures.picture(image) for image in images]  # type: ignore[attr-defined]
+    if not photos:
+        raise ValueError("multimax: expected at least one image, got none")
+    rows: dict[str, Tensor] = {}
+    for label, own in style.runs_by_label(maps, "maps or models").items():
+        if isinstance(own, nn.Module):
+            if inputs is None:
+                raise ValueError("multimax: expected the models' inputs, got none; give inputs=")
+            own = class_activation(own, inputs, target=target, block=block, grid=grid)
+        found = style.numbers(f"the maps of {label!r}", own)
+        if found.ndim != 3 or len(found) != len(photos) or 0 in found.shape:
+            raise ValueError(
+                f"multimax: expected maps of shape ({len(photos)}, rows, columns) for {label!r}, one an image, got "
+                f"{tuple(found.shape)}"
+            )
+        rows[label] = found
+    columns = len(photos)
+    figure = style.figure(len(rows) + 1, columns, 1.5, 1.5)
+    from matplotlib.colors import Normalize
+
+    for place, photo in enumerate(photos):
+        style.picture_panel(figure, len(rows) + 1, columns, place).imshow(photo.tolist())
+    for row, (label, found) in enumerate(rows.items(), start=1):
+        for place, (photo, own) in enumerate(zip(photos, found, strict=True)):
+            axes = style.picture_panel(figure, len(rows) + 1, columns, row * columns + place)
+            scale = Normalize(0.0, max(own.max().item(), 1e-12))
+            pictures.overlay(axes, photo, own, scale, smooth=True)
+            if place == 0:
+                axes.set_ylabel(label, fontsize=style.TITLE)
+    return figure

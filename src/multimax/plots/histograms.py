@@ -1,0 +1,153 @@
+"""How attention weights are distributed, over many powers of ten."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from multimax.metrics import AttentionStatistics, LogHistogram
+from multimax.plots import style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Histograms = AttentionStatistics | Mapping[str, LogHistogram]
+
+
+def _of_run(label: str, run: object) -> dict[str, LogHistogram]:
+    """Histograms by layer."""
+    if isinstance(run, AttentionStatistics):
+        found = {name: own.histogram for name, own in run.layers.items() if own.histogram is not None}
+        if not found:
+            raise ValueError(
+                f"multimax: expected histograms among the statistics of {label!r}, got none; give them to collect: "
+                "measures=('histogram',)"
+            )
+        return found
+    if isinstance(run, Mapping) and run and all(isinstance(own, LogHistogram) for own in run.values()):
+        return dict(run)
+    raise TypeError(
+        f"multimax: expected AttentionStatistics, or LogHistograms by layer, for {label!r}, got {type(run).__name__}"
+    )
+
+
+def _by_layer(runs: object) -> dict[str, dict[str, LogHistogram]]:
+    """Layers, and in each the histograms by label."""
+    found = {label: _of_run(label, run) for label, run in style.runs_by_label(runs, "runs").items()}
+    (first, layers), *others = found.items()
+    for label, own in others:
+        if list(own) != list(layers):
+            raise ValueError(
+                f"multimax: expected the same layers in all runs, {', '.join(layers)} of {first!r}, got "
+                f"{', '.join(own)} of {label!r}"
+            )
+    for label, run in found.items():
+        for name, histogram in run.items():
+            if not histogram.edges.equal(layers[name].edges):
+                raise ValueError(f"multimax: expected histograms of the same edges, got others in {name} of {label!r}")
+            if not histogram.total:
+                raise ValueError(f"multimax: expected counted weights in {name} of {label!r}, got none")
+    return {name: {label: run[name] for label, run in found.items()} for name in layers}
+
+
+def _panels(runs: object, columns: int, y: str, draw: "Callable[[Axes, LogHistogram, int, str], None]") -> "Figure":
+    """A panel a layer, a line a run."""
+    layers = _by_layer(runs)
+    short = style.layer_names(layers)
+    rows, columns = style.grid_of(len(layers), columns)
+    figure = style.figure(rows, columns, 2.6, 2.2)
+    for number, (name, own) in enumerate(layers.items()):
+        axes = style.panel(figure, rows, columns, number, short[name])
+        axes.set_xscale("log")
+        for place, (label, histogram) in enumerate(own.items()):
+            draw(axes, histogram, place, label)
+        edges = next(iter(own.values())).edges
+        axes.set_xlim(edges[0].item(), edges[-1].item())
+    style.legend(figure, figure.axes[0])
+    style.labels(figure, "attention weight", y)
+    return figure
+
+
+def attention_histograms(runs: Mapping[str, Histograms], *, columns: int = 3) -> "Figure":
+    """Histograms of attention weights at each layer, both scales logarithmic: Figure 5 of the paper.
+
+    Args:
+        runs: by label, what :func:`multimax.metrics.collect` found with "histogram" among its measures, or by layer a
+            :class:`multimax.metrics.LogHistogram` each. All runs have the same layers.
+        columns: panels a row.
+
+    Returns:
+        A figure with a panel a layer: a line a run, a step a bin. Weights below the first bin, exact zeros among them,
+        cannot be on such a scale: where there are any, the panel says what share of all they are.
+
+    Example:
+        >>> import torch
+        >>> from multimax import metrics, plots
+        >>> histogram = metrics.LogHistogram()
+        >>> histogram.update(torch.softmax(torch.randn(100, 20), -1))
+        >>> figure = plots.attention_histograms({"softmax": {"layers.0.attention": histogram}})
+        >>> int(figure.axes[0].patches[0].get_data().values.sum())
+        2000
+    """
+
+    def draw(axes: "Axes", histogram: LogHistogram, place: int, label: str) -> None:
+        colour = style.COLOURS[place % len(style.COLOURS)]
+        axes.stairs(
+            histogram.counts.tolist(),
+            histogram.edges.tolist(),
+            baseline=None,
+            color=colour,
+            linestyle=style.LINES[place % len(style.LINES)],
+            linewidth=1.3,
+            label=label,
+        )
+        axes.set_yscale("log")
+        below = (histogram.zeros + histogram.below) / histogram.total
+        if below:
+            smallest = f"{histogram.edges[0].item():.0e}".replace("e-0", "e-")
+            axes.annotate(
+                f"{f'{below:.1%}' if below >= 0.001 else 'some'} below {smallest}",
+                (0.03, 0.95 - 0.1 * place),
+                xycoords="axes fraction",
+                color=colour,
+                fontsize=6.5,
+                va="top",
+            )
+
+    figure = _panels(runs, columns, "number of weights", draw)
+    for axes in figure.axes:
+        axes.set_ylim(bottom=0.7)  # below one there is none
+    return figure
+
+
+def cumulative_attention(runs: Mapping[str, Histograms], *, columns: int = 3) -> "Figure":
+    """The share of attention weights below each value, at each layer: Figure 8 of the paper.
+
+    Args:
+        runs: as for :func:`attention_histograms`.
+        columns: panels a row.
+
+    Returns:
+        A figure with a panel a layer: a line a run, which begins at the share of weights below the first bin.
+
+    Example:
+        >>> import torch
+        >>> from multimax import metrics, plots
+        >>> histogram = metrics.LogHistogram()
+        >>> histogram.update(torch.softmax(torch.randn(100, 20), -1))
+        >>> figure = plots.cumulative_attention({"softmax": {"layers.0.attention": histogram}})
+        >>> float(figure.axes[0].get_lines()[0].get_ydata()[-1])
+        1.0
+    """
+
+    def draw(axes: "Axes", histogram: LogHistogram, place: int, label: str) -> None:
+        axes.plot(
+            histogram.edges.tolist(),
+            histogram.cumulative().tolist(),
+            color=style.COLOURS[place % len(style.COLOURS)],
+            linestyle=style.LINES[place % len(style.LINES)],
+            linewidth=1.3,
+            label=label,
+        )
+        axes.set_ylim(-0.03, 1.03)
+
+    return _panels(runs, columns, "share of weights below", draw)

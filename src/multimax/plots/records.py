@@ -1,0 +1,99 @@
+"""What training has logged: lines of metrics.jsonl, or the ``log_history`` of transformers' Trainer."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+METRICS = "metrics.jsonl"  # in the folder of a run
+KINDS = ("multimax", "measures")
+WORDS = ("nan", "inf", "-inf")  # stand for such numbers, which JSON has not
+Entries = Sequence[Mapping[str, Any]]
+
+
+def read_metrics(path: str | Path) -> list[dict[str, Any]]:
+    """All that a run has logged, in order.
+
+    Args:
+        path: the folder of a run, or its metrics.jsonl.
+
+    Returns:
+        An entry a line: "step", "epoch", and numbers by name, those of a layer as "multimax/LAYER/PARAMETER" and
+        "measures/LAYER/MEASURE".
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from multimax import plots
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     size = (Path(folder) / "metrics.jsonl").write_text('{"loss": 2.5, "step": 50}\\n')
+        ...     plots.read_metrics(folder)
+        [{'loss': 2.5, 'step': 50}]
+    """
+    path = Path(path)
+    file = path / METRICS if path.is_dir() else path
+    if not file.is_file():
+        raise FileNotFoundError(
+            f"multimax: expected the folder of a run, with {METRICS} in it, got {str(path)!r}; `multimax train` and "
+            "`multimax sweep` make such folders"
+        )
+    entries = []
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"multimax: expected a line of JSON in {file}, got line {number}: {error}") from None
+        if not isinstance(entry, dict):
+            raise ValueError(f"multimax: expected names with numbers in {file}, got line {number}: {line[:60]}")
+        entries.append({name: float(own) if own in WORDS else own for name, own in entry.items()})
+    return entries
+
+
+def split(name: str) -> tuple[str, str] | None:
+    """Layer and value of a name such as "measures/layers.0.attention/entropy"; None for other names."""
+    kind, _, rest = name.partition("/")
+    layer, _, value = rest.partition("/")
+    return (layer, value) if kind in KINDS and layer and value else None
+
+
+def checked(entries: object, label: str) -> Entries:
+    """Entries, and not a path or a single one."""
+    several = entries if isinstance(entries, Sequence) and not isinstance(entries, str) else [None]
+    if all(isinstance(own, Mapping) for own in several):
+        return several  # type: ignore[return-value]
+    raise TypeError(
+        f"multimax: expected the entries of a log for {label!r}, a mapping each, got {type(entries).__name__}; "
+        "plots.read_metrics(FOLDER) reads those of a run"
+    )
+
+
+def by_epoch(entries: Entries, measure: str = "patch_similarity") -> dict[float, dict[str, float]]:
+    """A measure of every layer, at each epoch at which it was logged.
+
+    Args:
+        entries: what :func:`read_metrics` gave.
+        measure: such as patch_similarity, multi_modality, sparsity or entropy.
+
+    Returns:
+        By epoch, the values by layer.
+
+    Example:
+        >>> from multimax import plots
+        >>> plots.by_epoch([{"epoch": 5.0, "measures/layers.0.attention/entropy": 2.1}, {"loss": 1.0}], "entropy")
+        {5.0: {'layers.0.attention': 2.1}}
+    """
+    found: dict[float, dict[str, float]] = {}
+    there: dict[str, None] = {}
+    for entry in checked(entries, measure):
+        for name, value in entry.items():
+            parts = split(name)
+            if parts is None or "epoch" not in entry:
+                continue
+            if parts[1] == measure:
+                found.setdefault(float(entry["epoch"]), {})[parts[0]] = float(value)
+            elif name.startswith("measures/"):
+                there[parts[1]] = None
+    if not found:
+        got = f"only {', '.join(there)}" if there else "no measures at all"
+        raise ValueError(f"multimax: expected {measure} of layers among the entries, got {got}")
+    return found

@@ -1,0 +1,159 @@
+"""The one style of all figures: colours, sizes, panels; and how they are written."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, which colour-blind readers can tell apart; yellow, hard to see on white, is the last but one.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000")
+LINES: tuple[Any, ...] = ("-", "--", "-.", ":")
+TITLE, TEXT, TICKS = 9, 8, 7  # font sizes in points
+
+
+def figure(rows: int, columns: int, width: float, height: float) -> "Figure":
+    """An empty figure for rows x columns panels of a size in inches."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            'multimax: expected matplotlib for figures, got none; pip install "multimax[plots]"'
+        ) from error
+    return Figure(figsize=(width * columns, height * rows), layout="constrained")
+
+
+def grid_of(number: int, columns: int) -> tuple[int, int]:
+    """Rows and columns for a number of panels."""
+    if not isinstance(columns, int) or isinstance(columns, bool) or columns < 1:
+        raise ValueError(f"multimax: expected columns of at least 1, got {columns!r}")
+    columns = min(columns, number)
+    return -(-number // columns), columns
+
+
+def panel(own: "Figure", rows: int, columns: int, number: int, title: str = "", **options: Any) -> "Axes":
+    """The next panel, counted from 0, with a light grid behind what is drawn."""
+    axes: Axes = own.add_subplot(rows, columns, number + 1, **options)
+    axes.set_title(title, fontsize=TITLE)
+    axes.tick_params(labelsize=TICKS)
+    axes.grid(color="0.9", linewidth=0.6)
+    axes.set_axisbelow(True)
+    return axes
+
+
+def picture_panel(own: "Figure", rows: int, columns: int, number: int, title: str = "") -> "Axes":
+    """The next panel, for a picture: without axes, but with room for a label at its left."""
+    axes = own.add_subplot(rows, columns, number + 1)
+    axes.set_title(title, fontsize=TEXT)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    return axes
+
+
+def labels(own: "Figure", x: str, y: str) -> None:
+    """Of all panels in common."""
+    own.supxlabel(x, fontsize=TITLE)
+    own.supylabel(y, fontsize=TITLE)
+
+
+def legend(own: "Figure", axes: "Axes", columns: int = 6) -> None:
+    """Above all panels, of what one of them shows."""
+    handles, names = axes.get_legend_handles_labels()
+    if len(names) > 1:
+        across = min(len(names), columns)
+        own.legend(handles, names, loc="outside upper center", ncols=across, fontsize=TEXT, frameon=False)
+
+
+def colours(name: str, low: float, high: float) -> "Colormap":
+    """A part of one of matplotlib's colour maps."""
+    import matplotlib
+    from matplotlib.colors import ListedColormap
+
+    return ListedColormap(matplotlib.colormaps[name](torch.linspace(low, high, 256).numpy()))
+
+
+def words(name: str) -> str:
+    """A measure as text has it."""
+    return {"multi_modality": "multi-modality"}.get(name, name.replace("_", " "))
+
+
+def save(figure: "Figure", file: str | Path, *, dpi: int = 150) -> None:
+    """Writes a figure; equal figures give equal files.
+
+    Args:
+        figure: of one of these functions.
+        file: its ending says the format: png, svg, pdf and others that matplotlib knows.
+        dpi: dots an inch, for formats that have dots.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from multimax import plots
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     plots.save(plots.two_entries(), Path(folder) / "two-entries.png")
+    """
+    import matplotlib
+
+    suffix = Path(file).suffix.lower()
+    known = {f".{own}" for own in figure.canvas.get_supported_filetypes()}
+    if suffix not in known:
+        raise ValueError(
+            f"multimax: expected a file that ends in {', '.join(sorted(known))}, got {str(file)!r}; the ending says "
+            "the format"
+        )
+    dates = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+    with matplotlib.rc_context({"svg.hashsalt": "multimax"}):
+        figure.savefig(file, metadata=dates.get(suffix), dpi=dpi)
+
+
+def runs_by_label(runs: object, of: str) -> dict[str, Any]:
+    """What is compared: something by label, at least one."""
+    if not isinstance(runs, Mapping):
+        raise TypeError(
+            f"multimax: expected {of} by label, such as {{'softmax': ..., 'MultiMax': ...}}, got {type(runs).__name__}"
+        )
+    if not runs:
+        raise ValueError(f"multimax: expected {of} by label, got none")
+    return {str(label): own for label, own in runs.items()}
+
+
+def numbers(name: str, values: object) -> Tensor:
+    """Numbers of any shape in float64, from a tensor, an array or a list."""
+    if isinstance(values, Sequence) and any(isinstance(own, Tensor) for own in values):
+        values = [own.detach().double().mean().item() if isinstance(own, Tensor) else own for own in values]
+    try:
+        return torch.as_tensor(values, dtype=torch.float64).detach().cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"multimax: expected {name} to be numbers, got {type(values).__name__}: {error}") from None
+
+
+def layer_names(names: Iterable[str]) -> dict[str, str]:
+    """Short names of layers: "layer 1" and so on for those that differ in one number alone, else as they are.
+
+    Example:
+        >>> from multimax.plots.style import layer_names
+        >>> list(layer_names(["vit.layers.0.attention", "vit.layers.1.attention", "classifier"]).values())
+        ['layer 1', 'layer 2', 'classifier']
+    """
+    names = list(names)
+    kinds: dict[str, list[str]] = {}
+    for name in names:
+        if len(re.findall(r"(?<![^.])\d+(?![^.])", name)) == 1:
+            kinds.setdefault(re.sub(r"(?<![^.])\d+(?![^.])", "*", name), []).append(name)
+    if len(kinds) != 1:
+        return {name: name or "model" for name in names}
+    numbered = next(iter(kinds.values()))
+    found = {}
+    for name in names:
+        number = re.search(r"(?<![^.])\d+(?![^.])", name)
+        found[name] = f"layer {int(number[0]) + 1}" if name in numbered and number else name or "model"
+    return found

@@ -1,0 +1,101 @@
+"""Parameters and measures over the steps of training."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from multimax.plots import records, style
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NOT_SHOWN = ("grad_norm",)  # unless asked for
+Curves = dict[str, dict[str, tuple[list[float], list[float]]]]  # value, layer: steps and values
+
+
+def _title(value: str) -> str:
+    """Parameters in the paper's symbols, measures in words."""
+    symbol, _, order = value.rpartition("_")
+    if symbol in ("t_b", "t_d"):
+        return f"${symbol[0]}_{{{symbol[2]}_{order}}}$"
+    return f"${symbol}_{order}$" if symbol in ("b", "d") else style.words(value)
+
+
+def _curves(entries: records.Entries) -> Curves:
+    """All that was logged by step; what is of no layer under the layer ""."""
+    found: Curves = {}
+    for entry in entries:
+        if not isinstance(entry.get("step"), int | float):
+            continue
+        for name, value in entry.items():
+            if name in ("step", "epoch") or not isinstance(value, int | float):
+                continue
+            layer, own = records.split(name) or ("", name)
+            steps, values = found.setdefault(own, {}).setdefault(layer, ([], []))
+            steps.append(float(entry["step"]))
+            values.append(float(value))
+    return found
+
+
+def training_curves(
+    runs: Mapping[str, records.Entries], *, names: Sequence[str] | None = None, columns: int = 4
+) -> "Figure":
+    """The learned parameters and the measures of every layer over the steps of training.
+
+    Args:
+        runs: by label, what a run has logged (:func:`read_metrics`, or ``trainer.state.log_history``).
+        names: what to show: parameters such as "t_b_1", measures such as "entropy", or what is of no layer, such as
+            "loss"; all parameters and measures unless given.
+        columns: panels a row.
+
+    Returns:
+        A figure with a panel a value: a line for each layer and run, layers by colour, dark to light, runs by style.
+
+    Example:
+        >>> from multimax import plots
+        >>> entries = [{"step": s, "multimax/layers.0.attention/t_b_1": 1 + s / 100, "loss": 2.0} for s in (0, 50)]
+        >>> figure = plots.training_curves({"MultiMax": entries}, names=["t_b_1", "loss"])
+        >>> [axes.get_title() for axes in figure.axes]
+        ['$t_{b_1}$', 'loss']
+    """
+    logs = {label: _curves(records.checked(run, label)) for label, run in style.runs_by_label(runs, "entries").items()}
+    there = list(dict.fromkeys(value for run in logs.values() for value in run))
+    if names is None:
+        of_layers = {value for run in logs.values() for value, own in run.items() if any(own)}
+        names = [value for value in there if value in of_layers and value not in NOT_SHOWN]
+        if not names:
+            raise ValueError(
+                "multimax: expected parameters or measures of layers among the entries, got only "
+                f"{', '.join(there) or 'none'}; name what to show with names="
+            )
+    for name in names:
+        if name not in there:
+            raise ValueError(f"multimax: expected names out of {', '.join(there)}, got {name!r}")
+    if not names:
+        raise ValueError("multimax: expected at least one name, got none")
+    layers = list(dict.fromkeys(layer for run in logs.values() for v in names for layer in run.get(v, ()) if layer))
+    short = style.layer_names(layers)
+    rows, columns = style.grid_of(len(names), columns)
+    figure = style.figure(rows, columns, 2.4, 1.9)
+    from matplotlib.lines import Line2D
+
+    shades = style.colours("viridis", 0.0, 0.9)
+    colours: dict[str, Any] = {"": style.COLOURS[0]}
+    colours |= {layer: shades(place / max(len(layers) - 1, 1)) for place, layer in enumerate(layers)}
+    for number, name in enumerate(names):
+        axes = style.panel(figure, rows, columns, number, _title(name))
+        for place, run in enumerate(logs.values()):
+            for layer, (steps, values) in run.get(name, {}).items():
+                shown = [value if math.isfinite(value) else math.nan for value in values]
+                line = style.LINES[place % len(style.LINES)]
+                mark = "o" if len(steps) == 1 else ""
+                axes.plot(steps, shown, color=colours[layer], linestyle=line, linewidth=1.2, marker=mark)
+    handles = [Line2D([], [], color=colours[layer], label=short[layer]) for layer in layers]
+    if len(logs) > 1:
+        for place, label in enumerate(logs):
+            handles.append(Line2D([], [], color="0.3", linestyle=style.LINES[place % len(style.LINES)], label=label))
+    if handles:
+        across = min(len(handles), 2 * columns)
+        figure.legend(handles=handles, loc="outside upper center", ncols=across, fontsize=style.TEXT, frameon=False)
+    figure.supxlabel("step", fontsize=style.TITLE)
+    return figure
