@@ -19,7 +19,7 @@ import torch
 import convert_table
 import multimax
 from conftest import needs_kernels
-from multimax import cli
+from multimax import cli, ops
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = Path(multimax.__file__).parent
