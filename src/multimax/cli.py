@@ -11,6 +11,7 @@ from torch import Tensor
 
 from multimax import __version__, metrics, ops, reweighting
 from multimax.experiments.commands import Refused, add_commands
+from multimax.explorer import add_command as add_explore
 from multimax.functional import multimax
 from multimax.parameters import from_paper
 from multimax.presets import presets
@@ -87,6 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         command.set_defaults(function=function)
     add_commands(commands)
+    add_explore(commands)
     options = parser.parse_args(arguments)
     try:
         code: int | None = options.function(options)
