@@ -464,7 +464,7 @@ def test_wrong_links(watched: Watched, wrong: str, words: str):
     "hash_",
     [
         "",
-        "#order=1&t_b=2,1&t_d=0.5,1&b=0,0&d=1,0&x=3,2,-1&threshold=mean",
+        "#order=1&t_b=2,3&t_d=0.5,-1&b=0,0&d=1,0&x=3,2,-1&threshold=mean",
         "#x=1,-2e-7,3,0.5,0.25,0,0,0,0,10&t_b=3,2.5&threshold=-0.5",
         "#t_b=1,1&t_d=1,1",
     ],
