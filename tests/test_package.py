@@ -261,7 +261,7 @@ def test_wheel_without_torch_is_pure_and_works(tmp_path: Path) -> None:
     assert "multimax: torch is not importable here, so the wheel has no CPU kernels" in built.stdout + built.stderr
     (wheel,) = tmp_path.glob("*.whl")
     assert wheel.name.endswith("-py3-none-any.whl")
-    there = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.json")}
+    there = {path.relative_to(PACKAGE).as_posix() for end in ("json", "html") for path in PACKAGE.rglob(f"*.{end}")}
     assert there
     site = tmp_path / "site"
     with zipfile.ZipFile(wheel) as archive:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from multimax import __version__, metrics, ops, reweighting
 from multimax.experiments.commands import Refused, add_commands
+from multimax.explorer import add_command as add_explore
 from multimax.functional import multimax
 from multimax.parameters import from_paper
 from multimax.presets import presets
@@ -109,6 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.add_argument("--format", choices=("png", "svg", "pdf"), default="png", help="png unless given")
     command.set_defaults(function=figures)
     add_commands(commands)
+    add_explore(commands)
     options = parser.parse_args(arguments)
     try:
         code: int | None = options.function(options)
