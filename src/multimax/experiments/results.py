@@ -35,10 +35,14 @@ class Run:
 
 @dataclass(frozen=True)
 class Sweep:
-    """The runs of a sweep that are over, by method and seed in the order of ``about``, which is its sweep.json."""
+    """The runs of a sweep that are over, by method and seed in the order of ``about``, which is its sweep.json.
+
+    Without a plan it holds just any runs, of which none is missing.
+    """
 
     about: dict[str, Any]
     runs: list[Run]
+    planned: bool = True
 
     @property
     def labels(self) -> list[str]:
@@ -48,6 +52,8 @@ class Sweep:
     @property
     def missing(self) -> list[tuple[str, int]]:
         """Label and seed of the runs that are not over, or not begun."""
+        if not self.planned:
+            return []
         over = {(run.label, run.seed) for run in self.runs}
         wanted = [(label, seed) for label in self.labels for seed in self.about["seeds"]]
         return [own for own in wanted if own not in over]

@@ -195,8 +195,9 @@ def _cost(sweep: Sweep) -> str:
     return ", ".join(parts) + "."
 
 
-def _notes(sweep: Sweep, main: str) -> list[str]:
-    """What to know of the table."""
+def notes(sweep: Sweep, metrics: Sequence[str] | None = None) -> list[str]:
+    """What to know of :func:`markdown`'s table."""
+    main = _chosen(sweep, metrics)[0]
     legend = "± is the standard deviation over the seeds; ↑ and ↓ say which way is better."
     if len(sweep.labels) > 1:
         unit = ", in percentage points" if METRICS[main].factor == 100 else ""
@@ -204,26 +205,32 @@ def _notes(sweep: Sweep, main: str) -> list[str]:
             f" The difference is that of {main.replace('_', ' ')}{unit}, over runs with equal seeds, with its 95% "
             "confidence interval by Student's t."
         )
-    notes = [legend]
+    found = [legend]
     diverged = [run for run in sweep.runs if not run.finished]
     if diverged:
         texts = (
             f"{run.label} seed {run.seed} ({results.portable(run.result.get('reason') or 'no reason given')})"
             for run in diverged
         )
-        notes.append(f"Diverged, and in no mean: {', '.join(texts)}.")
+        found.append(f"Diverged, and in no mean: {', '.join(texts)}.")
     missing = sweep.missing
     if missing:
         count = "1 run is" if len(missing) == 1 else f"{len(missing)} runs are"
-        notes.append(f"{count} not over: {_listed(missing)}.")
-    notes += [_cost(sweep), *_environments(sweep)]
-    paper = sweep.about.get("paper")
+        found.append(f"{count} not over: {_listed(missing)}.")
+    found += [_cost(sweep), *_environments(sweep)]
+    paper = _paper(sweep, main)
     if paper:
-        notes.append(
+        found.append(
             f"The column of the paper: {paper['metric'].replace('_', ' ')} of {paper['setting']}, as printed there. "
             "These small runs cannot be compared with it but for the direction."
         )
-    return [" ".join(note.split()) for note in notes]
+    return [" ".join(note.split()) for note in found]
+
+
+def _paper(sweep: Sweep, main: str) -> dict[str, Any] | None:
+    """The paper's figures, if they are of the metric that methods are compared by here."""
+    paper: dict[str, Any] | None = sweep.about.get("paper")
+    return paper if paper and paper["metric"] == main else None
 
 
 def _chosen(sweep: Sweep, metrics: Sequence[str] | None) -> list[str]:
@@ -279,22 +286,27 @@ def markdown(sweep: Sweep, metrics: Sequence[str] | None = None, baseline: str |
         | softmax  | 97.20 ± 0.28  | 2     |                             |
         | MultiMax | 98.25 ± 0.21  | 2     | +1.05 [+0.41, +1.69]        |
     """
+    return "\n".join([_table(rows(sweep, metrics, baseline)), "", *(f"- {note}" for note in notes(sweep, metrics))])
+
+
+def rows(sweep: Sweep, metrics: Sequence[str] | None = None, baseline: str | None = None) -> list[list[str]]:
+    """The cells of :func:`markdown`'s table, the head first."""
     chosen = _chosen(sweep, metrics)
     baseline = sweep.about["baseline"] if baseline is None else baseline
     if baseline not in sweep.labels:
         known = ", ".join(map(repr, sweep.labels))
         raise ValueError(f"multimax: expected the baseline to be a method of the sweep, {known}, got {baseline!r}")
-    paper = sweep.about.get("paper")
+    paper = _paper(sweep, chosen[0])
     head = ["method", *(f"{METRICS[name].title} {ARROWS[METRICS[name].better]}" for name in chosen), "seeds"]
-    rows = [[*head, f"difference to {baseline} (95%)", *(["paper"] if paper else [])]]
+    found = [[*head, f"difference to {baseline} (95%)", *(["paper"] if paper else [])]]
     for label in sweep.labels:
         runs = sweep.of(label)
         diverged = sum(not run.finished for run in runs)
         row = [label, *(_cell(runs, name) for name in chosen)]
         row.append(f"{diverged} of {len(runs)} diverged" if diverged else str(len(runs)))
         row.append("" if label == baseline else _difference_cell(runs, sweep.of(baseline), chosen[0]))
-        rows.append(row + ([str(paper["values"].get(label, "-"))] if paper else []))
-    return "\n".join([_table(rows), "", *(f"- {note}" for note in _notes(sweep, chosen[0]))])
+        found.append(row + ([str(paper["values"].get(label, "-"))] if paper else []))
+    return found
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
@@ -335,6 +347,12 @@ def parameters_markdown(sweep: Sweep, label: str) -> str:
     Returns:
         The text.
     """
+    found, note = parameter_rows(sweep, label)
+    return f"{_table(found)}\n\n- {note}"
+
+
+def parameter_rows(sweep: Sweep, label: str) -> tuple[list[list[str]], str]:
+    """The cells of :func:`parameters_markdown`'s table, the head first, and what to know of it."""
     if label not in sweep.labels:
         known = ", ".join(map(repr, sweep.labels))
         raise ValueError(f"multimax: expected label to be a method of the sweep, {known}, got {label!r}")
@@ -355,17 +373,17 @@ def parameters_markdown(sweep: Sweep, label: str) -> str:
         what = "no run that is finished" if not runs else "a method that has learned none"
         raise ValueError(f"multimax: expected learned parameters of {label!r}, got {what}")
     titles = sorted({column for columns in layers.values() for column in columns})
-    rows = [["layer", *(title for _, _, title in titles)]]
+    found = [["layer", *(title for _, _, title in titles)]]
     for layer in sorted(layers, key=_natural):
         cells = []
         for column in titles:
             values = layers[layer].get(column)
             text = "-" if values is None else _spread(values, 4)
             cells.append(text if values is None or len(values) == len(runs) else f"{text} (n = {len(values)})")
-        rows.append([layer or "(model)", *cells])
+        found.append([layer or "(model)", *cells])
     diverged = len(sweep.of(label)) - len(runs)
-    note = f"- {label}: mean ± standard deviation over {len(runs)} seed{'s' * (len(runs) > 1)}"
-    return f"{_table(rows)}\n\n{note}{f'; {diverged} diverged and not in it' if diverged else ''}."
+    spread = f"mean ± standard deviation over {len(runs)} seeds" if len(runs) > 1 else "one seed"
+    return found, f"{label}: {spread}{f'; {diverged} diverged and not in it' if diverged else ''}."
 
 
 def learned_layers(sweep: Sweep, label: str) -> dict[str, list[dict[str, list[float]]]]:

@@ -78,6 +78,9 @@ class Task(ABC):
     def model(self) -> PreTrainedModel:
         """A new model with softmax, or the one to start from."""
 
+    def use(self, model: PreTrainedModel) -> None:  # noqa: B027, there may be nothing
+        """Makes batches for this model, if they differ from model to model."""
+
     @abstractmethod
     def sampler(self, batch: int) -> Sampler[int]:
         """The order of the training examples.

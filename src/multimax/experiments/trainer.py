@@ -214,8 +214,16 @@ class Clock(TrainerCallback):
         return self.before + time.perf_counter() - self.began
 
 
+def spread(dataset: Any, examples: int) -> list[int]:
+    """Numbers of so many examples, all over a dataset."""
+    step = max(len(dataset) // examples, 1)
+    return list(range(0, len(dataset), step))[:examples]
+
+
 @torch.no_grad()
-def measure(model: Any, task: Task, dataset: Any, examples: int, batch: int) -> metrics.AttentionStatistics:
+def measure(
+    model: Any, task: Task, dataset: Any, examples: int, batch: int, others: tuple[str, ...] = ()
+) -> metrics.AttentionStatistics:
     """The measures of attention on examples that are spread over a dataset.
 
     Args:
@@ -224,13 +232,13 @@ def measure(model: Any, task: Task, dataset: Any, examples: int, batch: int) -> 
         dataset: examples.
         examples: how many of them to take.
         batch: how many at a time.
+        others: measures besides the task's own.
     """
-    step = max(len(dataset) // examples, 1)
-    chosen = list(range(0, len(dataset), step))[:examples]
+    chosen = spread(dataset, examples)
     was, device = model.training, next(model.parameters()).device
     model.eval()
     try:
-        with seen(model), metrics.collect(model, task.measures) as found:
+        with seen(model), metrics.collect(model, (*task.measures, *others)) as found:
             for first in range(0, len(chosen), batch):
                 inputs = task.collate([dataset[i] for i in chosen[first : first + batch]])
                 model(**{name: value.to(device) for name, value in inputs.items() if name != "labels"})

@@ -94,8 +94,12 @@ class Translation(Task):
         else:
             ends = self.tokenizer.pad_token_id, self.tokenizer.eos_token_id
             model = models.translator(self.settings, len(self.tokenizer), *ends)
-        self.collate = DataCollatorForSeq2Seq(self.tokenizer, model)
+        self.use(model)
         return model
+
+    def use(self, model: PreTrainedModel) -> None:
+        """The model says what its decoder begins with."""
+        self.collate = DataCollatorForSeq2Seq(self.tokenizer, model)
 
     def sampler(self, batch: int) -> Sampler[int]:
         """Sentences of a length together."""

@@ -122,8 +122,9 @@ def rollout_discrepancy(
     found = {label: _with_spread(label, run, measure) for label, run in style.runs_by_label(runs, "runs").items()}
     figure = style.figure(1, 1, 4.2, 3.0)
     axes = style.panel(figure, 1, 1, 0)
+    colours = style.colours_of(found)
     for number, (label, (values, spread)) in enumerate(found.items()):
-        colour = style.COLOURS[number % len(style.COLOURS)]
+        colour = colours[label]
         places = list(range(1, len(values) + 1))
         line = style.LINES[number % len(style.LINES)]
         axes.plot(places, values, color=colour, linestyle=line, marker="o", markersize=4, label=label)

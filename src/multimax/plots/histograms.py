@@ -49,7 +49,9 @@ def _by_layer(runs: object) -> dict[str, dict[str, LogHistogram]]:
     return {name: {label: run[name] for label, run in found.items()} for name in layers}
 
 
-def _panels(runs: object, columns: int, y: str, draw: "Callable[[Axes, LogHistogram, int, str], None]") -> "Figure":
+def _panels(
+    runs: object, columns: int, y: str, draw: "Callable[[Axes, LogHistogram, int, str, str], None]"
+) -> "Figure":
     """A panel a layer, a line a run."""
     layers = _by_layer(runs)
     short = style.layer_names(layers)
@@ -59,7 +61,7 @@ def _panels(runs: object, columns: int, y: str, draw: "Callable[[Axes, LogHistog
         axes = style.panel(figure, rows, columns, number, short[name])
         axes.set_xscale("log")
         for place, (label, histogram) in enumerate(own.items()):
-            draw(axes, histogram, place, label)
+            draw(axes, histogram, place, label, style.colours_of(own)[label])
         edges = next(iter(own.values())).edges
         axes.set_xlim(edges[0].item(), edges[-1].item())
     style.legend(figure, figure.axes[0])
@@ -89,8 +91,7 @@ def attention_histograms(runs: Mapping[str, Histograms], *, columns: int = 3) ->
         2000
     """
 
-    def draw(axes: "Axes", histogram: LogHistogram, place: int, label: str) -> None:
-        colour = style.COLOURS[place % len(style.COLOURS)]
+    def draw(axes: "Axes", histogram: LogHistogram, place: int, label: str, colour: str) -> None:
         axes.stairs(
             histogram.counts.tolist(),
             histogram.edges.tolist(),
@@ -139,11 +140,11 @@ def cumulative_attention(runs: Mapping[str, Histograms], *, columns: int = 3) ->
         1.0
     """
 
-    def draw(axes: "Axes", histogram: LogHistogram, place: int, label: str) -> None:
+    def draw(axes: "Axes", histogram: LogHistogram, place: int, label: str, colour: str) -> None:
         axes.plot(
             histogram.edges.tolist(),
             histogram.cumulative().tolist(),
-            color=style.COLOURS[place % len(style.COLOURS)],
+            color=colour,
             linestyle=style.LINES[place % len(style.LINES)],
             linewidth=1.3,
             label=label,

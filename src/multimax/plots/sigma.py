@@ -115,7 +115,7 @@ def learned_sigma(
         axes.plot([low, high], [low, high], color="black", linestyle="--", linewidth=1)
         for coefs, knots in runs:
             y = modulate(x, coefs, knots)
-            axes.plot(x.tolist(), y.tolist(), color=style.COLOURS[0], linewidth=1.2, alpha=0.7)
+            axes.plot(x.tolist(), y.tolist(), color=style.COLOURS[1], linewidth=1.2, alpha=0.7)
         axes.set_xlim(low, high)
         axes.set_ylim(low - (high - low) / 4, high + (high - low) / 4)
     style.labels(figure, "score x", r"$\sigma(x)$")

@@ -1,5 +1,6 @@
 """The one style of all figures: colours, sizes, panels; and how they are written."""
 
+import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -81,6 +82,19 @@ def colours(name: str, low: float, high: float) -> "Colormap":
     return ListedColormap(matplotlib.colormaps[name](torch.linspace(low, high, 256).numpy()))
 
 
+def colours_of(labels: Iterable[str]) -> dict[str, str]:
+    """A colour for each run: softmax has the first of all, others have the next, as in the figures of functions."""
+    found: dict[str, str] = {}
+    place = 1
+    for label in labels:
+        if label.startswith("softmax") and COLOURS[0] not in found.values():
+            found[label] = COLOURS[0]
+        else:
+            found[label] = COLOURS[place % len(COLOURS)]
+            place += 1
+    return found
+
+
 def words(name: str) -> str:
     """A measure as text has it."""
     return {"multi_modality": "multi-modality"}.get(name, name.replace("_", " "))
@@ -101,8 +115,6 @@ def save(figure: "Figure", file: str | Path, *, dpi: int = 150) -> None:
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     plots.save(plots.two_entries(), Path(folder) / "two-entries.png")
     """
-    import matplotlib
-
     suffix = Path(file).suffix.lower()
     known = {f".{own}" for own in figure.canvas.get_supported_filetypes()}
     if suffix not in known:
@@ -110,9 +122,22 @@ def save(figure: "Figure", file: str | Path, *, dpi: int = 150) -> None:
             f"multimax: expected a file that ends in {', '.join(sorted(known))}, got {str(file)!r}; the ending says "
             "the format"
         )
-    dates = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+    _write(figure, file, suffix.removeprefix("."), dpi)
+
+
+def as_svg(figure: "Figure") -> bytes:
+    """The text of an SVG file; equal figures give equal texts."""
+    file = io.BytesIO()
+    _write(figure, file, "svg", 150)
+    return file.getvalue()
+
+
+def _write(figure: "Figure", file: Any, format: str, dpi: int) -> None:
+    import matplotlib
+
+    dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
     with matplotlib.rc_context({"svg.hashsalt": "multimax"}):
-        figure.savefig(file, metadata=dates.get(suffix), dpi=dpi)
+        figure.savefig(file, format=format, metadata=dates.get(format), dpi=dpi)
 
 
 def runs_by_label(runs: object, of: str) -> dict[str, Any]:

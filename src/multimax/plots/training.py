@@ -49,7 +49,8 @@ def training_curves(
         columns: panels a row.
 
     Returns:
-        A figure with a panel a value: a line for each layer and run, layers by colour, dark to light, runs by style.
+        A figure with a panel a value: a line for each layer and run, layers by colour, dark to light, runs by style;
+        what is of no layer has the colours of the runs.
 
     Example:
         >>> from multimax import plots
@@ -80,20 +81,23 @@ def training_curves(
     from matplotlib.lines import Line2D
 
     shades = style.colours("viridis", 0.0, 0.9)
-    colours: dict[str, Any] = {"": style.COLOURS[0]}
-    colours |= {layer: shades(place / max(len(layers) - 1, 1)) for place, layer in enumerate(layers)}
+    of_runs = style.colours_of(logs)  # for what is of no layer
+    colours: dict[str, Any] = {layer: shades(place / max(len(layers) - 1, 1)) for place, layer in enumerate(layers)}
     for number, name in enumerate(names):
         axes = style.panel(figure, rows, columns, number, _title(name))
-        for place, run in enumerate(logs.values()):
+        for place, (label, run) in enumerate(logs.items()):
             for layer, (steps, values) in run.get(name, {}).items():
                 shown = [value if math.isfinite(value) else math.nan for value in values]
                 line = style.LINES[place % len(style.LINES)]
                 mark = "o" if len(steps) == 1 else ""
-                axes.plot(steps, shown, color=colours[layer], linestyle=line, linewidth=1.2, marker=mark)
+                axes.plot(
+                    steps, shown, color=colours.get(layer, of_runs[label]), linestyle=line, linewidth=1.2, marker=mark
+                )
     handles = [Line2D([], [], color=colours[layer], label=short[layer]) for layer in layers]
     if len(logs) > 1:
         for place, label in enumerate(logs):
-            handles.append(Line2D([], [], color="0.3", linestyle=style.LINES[place % len(style.LINES)], label=label))
+            colour = "0.3" if layers else of_runs[label]
+            handles.append(Line2D([], [], color=colour, linestyle=style.LINES[place % len(style.LINES)], label=label))
     if handles:
         across = min(len(handles), 2 * columns)
         figure.legend(handles=handles, loc="outside upper center", ncols=across, fontsize=style.TEXT, frameon=False)
