@@ -702,7 +702,7 @@ def test_parameters_of_other_functions_and_of_one_seed() -> None:
     own = Sweep(about(["softmax"], [0]), [run("softmax", 0, parameters(a={"temperature": [1.0, 2.0]}, b={"t_b": 0.5}))])
     text = parameters_markdown(own, "softmax")
     assert cells(text) == [["layer", "t_b1", "temperature"], ["a", "-", "1.5000"], ["b", "0.5000", "-"]]
-    assert notes(text) == "- softmax: mean ± standard deviation over 1 seed."
+    assert notes(text) == "- softmax: one seed."
 
 
 def test_parameters_of_diverged_runs_and_nan() -> None:

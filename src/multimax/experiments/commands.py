@@ -1,4 +1,7 @@
-"""The commands `multimax train`, `sweep` and `table`: from words to settings. What they do is imported when it runs."""
+"""The commands for runs, `train`, `sweep`, `table`, `report` and `demo`: from words to settings.
+
+What they do is imported when it runs.
+"""
 
 import argparse
 import importlib
@@ -53,6 +56,15 @@ examples:
   multimax table runs/digits
   multimax table runs/digits --save docs/results/digits.json      all numbers in one small file, which is read as well
   multimax table docs/results/digits.json --parameters "MultiMax both"
+"""
+REPORT_TEXT = """\
+Writes one self-contained page of HTML about trained runs or saved models: results, all figures that apply, the learned
+parameters in the paper's symbols, and the settings. It works offline, and prints.
+
+examples:
+  multimax report runs/digits                                                   a sweep, all its methods
+  multimax report runs/digits/softmax/seed-0 runs/digits/multimax-both/seed-0   runs side by side
+  multimax report MODEL --preset cpu-fashion --data FOLDER --out model.html     a saved model, on data
 """
 
 
@@ -288,6 +300,25 @@ def demo(options: argparse.Namespace) -> None:
         print(f"\nThe runs are in {options.out}; delete it to train again. The weights themselves: multimax weights")
 
 
+def report(options: argparse.Namespace) -> None:
+    """A page about runs or models."""
+    _needs()
+    from multimax.report import report as write
+
+    with _words():
+        print(
+            write(
+                options.paths,
+                options.out,
+                preset=options.preset,
+                data=options.data,
+                seed=options.seed,
+                examples=options.examples,
+                progress=not options.quiet,
+            )
+        )
+
+
 def add_commands(commands: Any) -> None:
     """Adds them to the command line's parser."""
     raw = argparse.RawDescriptionHelpFormatter
@@ -340,3 +371,22 @@ def add_commands(commands: Any) -> None:
     )
     command.add_argument("--save", type=Path, metavar="FILE", help="write all numbers into one file of JSON")
     command.set_defaults(function=table)
+    command = commands.add_parser(
+        "report", help="write one page of HTML about runs or models", description=REPORT_TEXT, formatter_class=raw
+    )
+    command.add_argument(
+        "paths",
+        nargs="+",
+        type=Path,
+        metavar="RUN",
+        help="folder of a run, of a sweep, or of a saved model of transformers, or a file of multimax table --save",
+    )
+    command.add_argument("--out", type=Path, default=Path("report.html"), help="report.html unless given")
+    command.add_argument("--data", help="the data to run models on, in the place of the runs' own")
+    command.add_argument("--preset", help=f"how the data of saved models is read, {presets}")
+    command.add_argument("--seed", type=int, help="of a sweep's runs that models are shown of, the first unless given")
+    command.add_argument(
+        "--examples", type=int, default=100, help="of the test set, 100 unless given; 0 runs no model, and is quick"
+    )
+    command.add_argument("--quiet", action="store_true", help="no bar")
+    command.set_defaults(function=report)

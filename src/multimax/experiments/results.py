@@ -4,7 +4,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -122,6 +122,13 @@ def _check_result(result: dict[str, Any], where: str) -> None:
         raise ValueError(f"multimax: expected 'parameters' in {where} to be values by layer and name")
 
 
+def read_run(folder: Path) -> Run:
+    """A run that is over, from its folder."""
+    config, environment, result = (_load(folder / f"{name}.json") for name in FILES)
+    _check_result(result, str(folder / "result.json"))
+    return Run(config.get("label"), config.get("seed"), config, environment, result)  # type: ignore[arg-type]
+
+
 class _Gathered:
     """Runs on their way into a sweep: each must belong to it, and be there once."""
 
@@ -130,7 +137,9 @@ class _Gathered:
         self.runs: dict[tuple[str, int], Run] = {}
         self.places: dict[tuple[str, int], str] = {}
 
-    def add(self, label: object, seed: object, files: Sequence[dict[str, Any]], where: str) -> None:
+    def add(self, run: Run, where: str) -> None:
+        label: object = run.label
+        seed: object = run.seed
         if not isinstance(label, str) or label not in self.about["methods"]:
             known = ", ".join(map(repr, self.about["methods"]))
             raise ValueError(
@@ -145,7 +154,7 @@ class _Gathered:
                 f"multimax: expected one run of {label!r} with seed {seed}, got two, {other} and {where}; "
                 "move one of them away"
             )
-        self.runs[label, seed], self.places[label, seed] = Run(label, seed, *files), where
+        self.runs[label, seed], self.places[label, seed] = run, where
 
     def sweep(self) -> Sweep:
         wanted = [(label, seed) for label in self.about["methods"] for seed in self.about["seeds"]]
@@ -167,13 +176,11 @@ def _read_folder(folder: Path) -> Sweep:
         match = re.fullmatch(r"seed-(-?\d+)", place.name)
         if match is None or not (place / "result.json").exists():  # the result is written when the run is over
             continue
-        files = [_load(place / f"{name}.json") for name in FILES]
-        config, _, result = files
-        _check_result(result, str(place / "result.json"))
-        where, label, seed = str(place / "config.json"), config.get("label"), config.get("seed")
+        run = read_run(place)
+        where, label, seed = str(place / "config.json"), run.label, run.seed
         if seed != int(match[1]):
             raise ValueError(f"multimax: expected seed {int(match[1])} in {where}, got {seed!r}")
-        gathered.add(label, seed, files, where)
+        gathered.add(run, where)
         # how a label becomes a folder's name is the sweep's affair; here one folder has one label, and the reverse
         method = place.parent
         if label_of.setdefault(method, label) != label:
@@ -215,7 +222,7 @@ def _read_file(file: Path) -> Sweep:
             raise ValueError(f"multimax: expected config, environment and result in {where}, got {own!r:.80}")
         parts = [{**common.get(name, {}), **part} for name, part in zip(FILES, parts, strict=True)]
         _check_result(own["result"], where)
-        gathered.add(own.get("label"), own.get("seed"), parts, where)
+        gathered.add(Run(own.get("label"), own.get("seed"), *parts), where)
     return gathered.sweep()
 
 
