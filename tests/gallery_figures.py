@@ -11,24 +11,17 @@ import argparse
 from pathlib import Path
 
 import torch
-from torch import nn
-from transformers import AutoModelForImageClassification
 
 import multimax
 from multimax import plots
 from multimax.convert.seeing import seen
 from multimax.experiments.run import CONFIG, task_of
 from multimax.experiments.settings import Settings, read_json
+from multimax.report.models import load
 
 ROOT = Path(__file__).parents[1]
 METHODS = {"softmax": "softmax", "MultiMax": "multimax-both"}
 EXAMPLES, PICTURES, QUERY, DIGIT = 400, 5, 6, 3
-
-
-def load(folder: Path) -> nn.Module:
-    if "multimax" in read_json(folder / CONFIG):
-        return multimax.from_pretrained(AutoModelForImageClassification, folder)
-    return AutoModelForImageClassification.from_pretrained(folder)
 
 
 def draw(sweep: Path, out: Path, seed: int) -> None:

@@ -194,7 +194,7 @@ def test_methods_in_words(settings: dict, words: str) -> None:
     assert method(Settings(**settings)) == words
 
 
-def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     few = {"num_train_epochs": 1, "eval_steps": 100}
     options = [("model", small), ("trainer", few), ("measured", 8)]
@@ -206,3 +206,8 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "ms a step" in text
     assert "layers.0" in text
     assert demo(tmp_path / "demo", 2, options) == text  # nothing is trained again
+    monkeypatch.setattr("multimax.experiments.demo.demo", lambda folder, seeds: demo(folder, seeds, options))
+    assert cli.main(["demo", "--seeds", "2", "--out", str(tmp_path / "demo")]) == 0
+    page = tmp_path / "demo" / "report.html"
+    assert f"A page with all figures, for the browser: {page}\n" in capsys.readouterr().out
+    assert "data:image/svg+xml" in page.read_text(encoding="utf-8")

@@ -4,7 +4,7 @@ What they do is imported when it runs.
 """
 
 import argparse
-import importlib
+import importlib.util
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -297,7 +297,14 @@ def demo(options: argparse.Namespace) -> None:
         if options.seeds < 1:
             raise ValueError(f"multimax: expected at least one seed, got {options.seeds}")
         print(run(options.out, options.seeds))
-        print(f"\nThe runs are in {options.out}; delete it to train again. The weights themselves: multimax weights")
+        page = options.out / "report.html"
+        if importlib.util.find_spec("matplotlib") is None:
+            print(f'\nFor a page with all figures: pip install "multimax[plots]", multimax report {options.out}')
+        else:
+            from multimax.report import report as write
+
+            print(f"\nA page with all figures, for the browser: {write([options.out], page)}")
+        print(f"The runs are in {options.out}; delete it to train again. The weights themselves: multimax weights")
 
 
 def report(options: argparse.Namespace) -> None:
