@@ -1,0 +1,96 @@
+// An item of rows: its entries as vectors, and a pass over them.
+#pragma once
+
+#include "memory.h"
+#include "multimax_math.h"
+#include "rows.h"
+#include "sums.h"
+
+namespace multimax::MULTIMAX_ISA {
+namespace {  // part of rows.cpp
+
+// Long rows go by segments: what one pass writes is still in the first-level cache for the next, and a sum is carried
+// in vectors of the compute type over one segment only.
+constexpr int64_t segment = 256;  // vectors
+// Within a segment a sum runs over this many vectors before it joins the segment's own: sums of sums round less.
+constexpr int64_t sum_every = 32;
+// Short rows go by batches: each pass runs over all rows of a batch before the next pass begins, so that nobody waits
+// for one row's maximum or sum.
+constexpr int batch_rows = 4;
+constexpr int64_t batch_entries = 1024;
+
+inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// An item's entries of one tensor: a sequence of vectors, `step` elements apart.
+template <class S, class T>
+struct Stream {
+  using V = typename S::V;
+  using M = Memory<S, T>;
+  T* data;
+  int64_t step;
+
+  V load(int64_t i, Whole) const { return M::load(data + i * step); }
+  V load(int64_t i, Part part) const { return M::load(data + i * step, part.n); }
+  void store(int64_t i, V a, Whole) const { M::store(data + i * step, a); }
+  void store(int64_t i, V a, Part part) const { M::store(data + i * step, a, part.n); }
+};
+
+// An item: `full` whole vectors, then `partial` ones of `part` lanes each. Row by row there is at most one partial
+// vector, at the end; in columns either all are whole or all are partial.
+template <class S, class T>
+struct Tile {
+  Stream<S, T> x, y, grad, out;
+  Stream<S, typename S::T> work;  // values on their way
+  T* home;                        // where out belongs
+  typename S::T* stats;
+  int64_t stats_stride, stats_plane;
+  int64_t full, partial;
+  int part;
+  bool columns;
+
+  int64_t vectors() const { return full + partial; }
+  int lanes() const { return columns ? (full ? S::width : part) : 1; }  // rows in the item
+};
+
+// Passes copy what they need of tile and parameters into locals: what a store might change is read again and again.
+// The body is given i, where `chain` sums side by side (and not one that each vector has to wait for) may be kept, and
+// whether vector i is whole.
+template <int chains = 1, class Tile, class Body>
+MULTIMAX_INLINE void each(const Tile& t, int64_t begin, int64_t end, Body body) {
+  const int64_t full = t.full;
+  const Part part{t.part};
+  const int64_t whole_end = min(end, full);
+  int64_t i = begin;
+  for (; i + chains <= whole_end; i += chains) {
+#pragma GCC unroll 8
+    for (int chain = 0; chain < chains; ++chain) body(i + chain, chain, Whole{});
+  }
+  if constexpr (chains > 1) {
+    for (; i < whole_end; ++i) body(i, 0, Whole{});
+  }
+  for (i = max(begin, full); i < end; ++i) body(i, 0, part);
+}
+
+#define MULTIMAX_EACH [&](int64_t i, [[maybe_unused]] int chain, auto part) __attribute__((always_inline))
+
+// Which lanes are masked; those that are not there count as such.
+template <class S>
+MULTIMAX_INLINE auto masked(typename S::V x, typename S::V floor, Whole) {
+  return S::le(x, floor);
+}
+template <class S>
+MULTIMAX_INLINE auto masked(typename S::V x, typename S::V floor, Part part) {
+  return S::le(S::select(S::first(part.n), x, floor), floor);
+}
+
+template <class S>
+inline typename S::V log_lanes(typename S::V a) {
+  typename S::T lane[S::width];
+  S::store(lane, a);
+  for (int i = 0; i < S::width; ++i) lane[i] = static_cast<typename S::T>(__builtin_log(lane[i]));
+  return S::load(lane);
+}
+
+}  // namespace
+}  // namespace multimax::MULTIMAX_ISA

@@ -1,0 +1,182 @@
+// Where the items of a call lie: in place where their entries are side by side, else copied.
+#pragma once
+
+#include "row_item.h"
+
+namespace multimax::MULTIMAX_ISA {
+namespace {  // part of rows.cpp
+
+// Where an item lies: its place on every axis, and the offsets that follow from it.
+struct Position {
+  int64_t index[max_axes];
+  int64_t lane;
+
+  void seek(const RowJob& job, int64_t item, int width) {
+    lane = 0;
+    if (job.columns) {
+      int64_t lane_items = (job.lanes + width - 1) / width;
+      lane = item % lane_items * width;
+      item /= lane_items;
+    }
+    for (int a = job.axes - 1; a >= 0; --a) {
+      index[a] = item % job.sizes[a];
+      item /= job.sizes[a];
+    }
+  }
+  void next(const RowJob& job, int width) {
+    if (job.columns && (lane += width) < job.lanes) return;
+    lane = 0;
+    for (int a = job.axes - 1; a >= 0; --a) {
+      if (++index[a] < job.sizes[a]) return;
+      index[a] = 0;
+    }
+  }
+  int64_t offset(const RowJob& job, const int64_t* strides) const {
+    int64_t at = 0;
+    for (int a = 0; a < job.axes; ++a) at += index[a] * strides[a];
+    return at;
+  }
+  template <class T>
+  T* in(const RowJob& job, const Operand& operand) const {
+    return static_cast<T*>(operand.data) + offset(job, operand.strides) + lane * operand.lane_stride;
+  }
+};
+
+inline bool side_by_side(const RowJob& job, const Operand& operand) {
+  return (job.columns ? operand.lane_stride : operand.length_stride) == 1 || job.length == 1;
+}
+
+// What one thread needs beside the tensors themselves.
+template <class S, class T>
+struct Scratch {
+  using C = typename S::T;
+  using V = typename S::V;
+  T *x, *y, *grad, *out;  // (batch, entries) copies of what does not lie side by side
+  C* work;                // (batch, entries)
+  V* segment_tops;
+  C* slopes;  // (2, order)
+  V* sums;
+  double* folded;
+  int64_t entries, bytes;
+  int batch;
+
+  // long rows: rather than a second array that does not fit the cache
+  static bool works_in_place(const RowJob& job) {
+    return same<T, C> && (job.columns ? job.length : (job.length + S::width - 1) / S::width) > segment;
+  }
+
+  Scratch(const RowJob& job, void* memory) : bytes(0) {
+    batch = job.columns ? 1 : static_cast<int>(max(1, min(batch_rows, batch_entries / max(job.length, 1))));
+    // a row begins on a cache line, and one line further than its predecessor's end: not at a multiple of 4096 bytes
+    entries = job.columns ? job.length * S::width : (job.length + 15) / 16 * 16 + 16;
+    char* base = static_cast<char*>(memory);
+    auto take = [&]<class U>(U*& p, int64_t n) {
+      p = reinterpret_cast<U*>(base + bytes);
+      bytes += (n * static_cast<int64_t>(sizeof(U)) + 63) / 64 * 64;
+    };
+    auto copies = [&](const Operand& operand) {
+      return operand.data == nullptr || side_by_side(job, operand) ? 0 : batch * entries;
+    };
+    take(x, job.mask.data == nullptr ? copies(job.x) : batch * entries);
+    take(y, copies(job.y));
+    take(grad, copies(job.grad));
+    take(out, copies(job.out));
+    take(work, works_in_place(job) ? 0 : batch * entries);
+    take(segment_tops, entries / S::width / segment + 1);
+    take(slopes, 2 * job.order);
+    take(sums, 4 * job.order);
+    take(folded, 4 * job.order * S::width);
+  }
+};
+
+template <class T>
+inline void copy(T* to, int64_t to_stride, const T* from, int64_t from_stride, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) to[i * to_stride] = from[i * from_stride];
+}
+
+// A copy of one operand's entries of an item, side by side, with masked ones as -inf.
+template <class S, class T>
+__attribute__((noinline)) void gather(const RowJob& job, const Position& at, const Operand& operand,
+                                      const Operand* mask, T* buffer, int lanes) {
+  const T* from = at.in<const T>(job, operand);
+  if (mask != nullptr && !job.columns && operand.length_stride == 1 && mask->length_stride == 1) {
+    const unsigned char* takes_part = at.in<const unsigned char>(job, *mask);  // the usual case, in vectors
+    for (int64_t i = 0; i < job.length; ++i) buffer[i] = takes_part[i] ? from[i] : minus_infinity<T>();
+    return;
+  }
+  int64_t step = job.columns ? S::width : 1;
+  if (job.columns) {
+    for (int64_t i = 0; i < job.length; ++i) {
+      copy(buffer + i * step, 1, from + i * operand.length_stride, operand.lane_stride, lanes);
+    }
+  } else {
+    copy(buffer, 1, from, operand.length_stride, job.length);
+  }
+  if (mask == nullptr) return;
+  const unsigned char* takes_part = at.in<const unsigned char>(job, *mask);
+  for (int64_t i = 0; i < job.length; ++i) {
+    for (int lane = 0; lane < lanes; ++lane) {
+      T& entry = buffer[i * step + lane];
+      entry = takes_part[i * mask->length_stride + lane * mask->lane_stride] ? entry : minus_infinity<T>();
+    }
+  }
+}
+
+// An item's tile: entries in place where they lie side by side, else copies.
+template <class S, class T>
+MULTIMAX_INLINE void lay_out(const RowJob& job, const Position& at, const Scratch<S, T>& scratch, int which,
+                             Tile<S, T>& t) {
+  int lanes = 1;
+  t.columns = job.columns;
+  if (job.columns) {
+    lanes = static_cast<int>(min(S::width, job.lanes - at.lane));
+    t.full = lanes == S::width ? job.length : 0;
+    t.partial = job.length - t.full;
+    t.part = lanes;
+  } else {
+    t.full = job.length / S::width;
+    t.part = static_cast<int>(job.length % S::width);
+    t.partial = t.part != 0;
+  }
+  int64_t buffer = which * scratch.entries;
+  auto bring = [&](const Operand& operand, const Operand* mask, T* copy_to, Stream<S, T>& stream) {
+    if (operand.data == nullptr) return;
+    if (side_by_side(job, operand) && mask == nullptr) {
+      stream.data = at.in<T>(job, operand);
+      stream.step = job.columns ? operand.length_stride : S::width;
+    } else {
+      gather<S>(job, at, operand, mask, copy_to, lanes);
+      stream.data = copy_to;
+      stream.step = S::width;
+    }
+  };
+  bring(job.x, job.mask.data ? &job.mask : nullptr, scratch.x + buffer, t.x);
+  bring(job.y, nullptr, scratch.y + buffer, t.y);
+  bring(job.grad, nullptr, scratch.grad + buffer, t.grad);
+  t.stats = job.stats.data ? at.in<typename S::T>(job, job.stats) : nullptr;
+  t.stats_stride = job.stats.lane_stride;
+  t.stats_plane = job.stats_plane;
+  t.home = at.in<T>(job, job.out);
+  bool in_place = side_by_side(job, job.out);
+  t.out.data = in_place ? t.home : scratch.out + buffer;
+  t.out.step = in_place && job.columns ? job.out.length_stride : S::width;
+  t.work.data = scratch.work + buffer;
+  t.work.step = S::width;
+  if constexpr (same<T, typename S::T>) {
+    if (scratch.works_in_place(job)) t.work = t.out;
+  }
+}
+
+// Results that were not written in place.
+template <class S, class T>
+void deliver(const RowJob& job, const Tile<S, T>& t) {
+  if (t.out.data == t.home) return;
+  if (!job.columns) return copy(t.home, job.out.length_stride, t.out.data, 1, job.length);
+  for (int64_t i = 0; i < job.length; ++i) {
+    copy(t.home + i * job.out.length_stride, job.out.lane_stride, t.out.data + i * S::width, 1,
+         t.full ? S::width : t.part);
+  }
+}
+
+}  // namespace
+}  // namespace multimax::MULTIMAX_ISA
