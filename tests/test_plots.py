@@ -337,10 +337,13 @@ def test_histograms_say_what_fits_no_bin() -> None:
     hard.update(torch.tensor([1.0, 0.0, 0.0, 0.5, math.nan]))
     nothing = metrics.LogHistogram(low=2e-5)
     nothing.update(torch.zeros(3))
-    for histogram, words in ((hard, "50.0% below 1e-8, 25.0% at least 1, 1 NaN"), (nothing, "100.0% below 2e-5")):
+    for histogram, words in (
+        (hard, ["50.0% below 1e-8", "25.0% at least 1", "1 NaN"]),
+        (nothing, ["100.0% below 2e-5"]),
+    ):
         figure = plots.attention_histograms({"one": {"x": histogram}})
         figure.draw_without_rendering()
-        assert [text.get_text() for text in figure.axes[0].texts] == [words]
+        assert [text.get_text() for text in figure.axes[0].texts] == words
         low, high = figure.axes[0].get_ylim()
         assert 0 < low < 1 < high
 
@@ -610,7 +613,7 @@ LABELS: dict[str, Callable[[str], Any]] = {
 @pytest.mark.parametrize("name", LABELS)
 def test_labels_are_shown_as_they_are(name: str, tmp_path: Path) -> None:
     """Not as mathematics, not hidden, and however long without a warning, which would be an error here."""
-    label = r"_$\frac$ < $5"
+    label = r"_$\frac$ < 5"
     plots.save(LABELS[name](label), tmp_path / "own.svg")
     if name == "training_curves, value":
         label = label.replace("_", " ")  # as in the names of all measures

@@ -115,9 +115,9 @@ def attention_histograms(runs: Mapping[str, Histograms], *, columns: int = 3) ->
             linewidth=1.3,
             label=label,
         )
-        place_of_text = (0.03, 0.95 - 0.1 * place)
-        text = ", ".join(_beside(histogram))
-        axes.annotate(text, place_of_text, xycoords="axes fraction", color=colour, fontsize=6.5, va="top")
+        for text in _beside(histogram):
+            where = (0.03, 0.95 - 0.1 * len(axes.texts))  # below those before
+            axes.annotate(text, where, xycoords="axes fraction", color=colour, fontsize=6.5, va="top")
 
     figure = _panels(runs, columns, "number of weights", draw)
     for axes in figure.axes:
