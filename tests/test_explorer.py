@@ -73,6 +73,21 @@ def test_serves_the_page_and_nothing_else(served: str):
         error.value.close()
 
 
+def test_a_connection_closed_early_is_no_error(capfd: pytest.CaptureFixture[str]):
+    with explorer.server(port=0) as server:
+        for error in (ConnectionResetError("closed"), BrokenPipeError("closed")):
+            try:
+                raise error
+            except OSError:
+                server.handle_error(None, ("127.0.0.1", 1))
+        assert capfd.readouterr().err == ""
+        try:
+            raise ValueError("of ours")
+        except ValueError:
+            server.handle_error(None, ("127.0.0.1", 1))
+        assert "of ours" in capfd.readouterr().err
+
+
 def test_command_until_interrupted():
     command = [sys.executable, "-m", "multimax", "explore", "--port", "0", "--no-browser"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -121,6 +136,8 @@ def test_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert f"multimax: expected a free port, got {port} (Address already in use); choose" in capsys.readouterr().err
     assert cli.main(["explore", "--port", "65536"]) == 1
     assert "multimax: expected a port from 0 to 65535, got 65536" in capsys.readouterr().err
+    with pytest.raises(TypeError, match="multimax: expected port to be an int, got str"):
+        explorer.server("8317")
     assert cli.main(["explore", "--save", str(tmp_path)]) == 1
     assert f"expected a file that can be written, got {tmp_path}: Is a directory" in capsys.readouterr().err
 
@@ -385,6 +402,19 @@ def test_entries_come_and_go(page: Any):
     agree(page.evaluate("result"), in_python(state_of(page)), "three entries")
 
 
+def test_edges_of_the_simplex_are_seen(watched: Watched):
+    """The triangle is what the points are read against: 3 to 1, as for all graphics (WCAG 1.4.11)."""
+    luminance = """own => { const part = value => value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
+        const [r, g, b] = own.match(/\\d+/g).map(value => part(value / 255));
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b; }"""
+    for scheme in ("light", "dark"):
+        watched.page.emulate_media(color_scheme=scheme)
+        page = watched.open(FILE)
+        edge = page.evaluate(f"({luminance})(getComputedStyle(document.querySelector('#simplex polygon')).stroke)")
+        card = page.evaluate(f"({luminance})(getComputedStyle(document.querySelector('.card')).backgroundColor)")
+        assert (max(edge, card) + 0.05) / (min(edge, card) + 0.05) >= 3
+
+
 def test_every_preset(page: Any):
     names = [(table, n) for table, layers in multimax.presets.items() for n in range(len(layers))]
     assert len(names) == 18
@@ -416,9 +446,10 @@ def test_link_carries_the_whole_state(watched: Watched):
     assert copied == page.url
     page = watched.open(copied)
     assert state_of(page) == expected
-    page = watched.open(copied.replace(",", "%2C"))  # as mail programs like it
-    assert state_of(page) == expected
-    assert page.locator("#message").is_hidden()
+    for mailed in (copied.replace(",", "%2C"), copied.replace("&", "%26").replace("=", "%3d")):  # as programs like it
+        page = watched.open(mailed)
+        assert state_of(page) == expected
+        assert page.locator("#message").is_hidden()
 
 
 @pytest.mark.parametrize(
@@ -427,6 +458,7 @@ def test_link_carries_the_whole_state(watched: Watched):
         ("t_b=a,1", "expected a number for t_b1, got “a”"),
         ("t_b=1,NaN", "expected a number for t_b2, got “NaN”"),
         ("x=1,2,Infinity", "expected a number for x3, got “Infinity”"),
+        ("x=1,\N{MINUS SIGN}2,3", "expected a number for x2, got “\N{MINUS SIGN}2”"),
         ("x=1,,3", "expected a number for x2, got “”"),
         ("x=1,2,1e999", "expected x3 between -10 and 10, got “1e999”"),
         ("d=1,-1e9", "expected d2 between -5 and 5"),

@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -151,6 +152,18 @@ def test_simplex_of_given_inputs_and_functions() -> None:
     close(second.collections[-1].get_offsets()[:, 1], weights[:, 2] * math.sqrt(0.75))
 
 
+def test_functions_may_compute_in_any_dtype() -> None:
+    figure = plots.simplex([[0.0, 1.0, 2.0]], functions={"single": lambda x: torch.softmax(x.float(), -1)})
+    weights = torch.softmax(torch.tensor([[0.0, 1.0, 2.0]]), -1)
+    close(figure.axes[1].collections[-1].get_offsets()[:, 1], weights[:, 2] * math.sqrt(0.75))
+
+
+def test_inputs_may_be_a_list_of_tensors() -> None:
+    rows = [torch.tensor(own) for own in ([3.0, 0.0, -1.0], [3.0, 3.0, -1.0], [0.0, 3.0, -1.0])]
+    path = data(plots.simplex(rows, temperatures=[1]).axes[0].get_lines()[0])
+    close(path[:, 1], torch.softmax(torch.stack(rows), -1)[:, 2] * math.sqrt(0.75))
+
+
 def measures(x: Tensor, weights: Tensor, threshold: float) -> tuple[float, float]:
     """S and M of one row, by their definitions."""
     small = torch.softmax(x, -1).min()
@@ -174,6 +187,17 @@ def test_trade_off_draws_both_measures() -> None:
     for number, place in enumerate(torch.tensor(own.get_offsets().tolist()).double(), start=1):
         reached = bool((curve >= place).all(-1).any())
         assert reached == (number == 2)
+
+
+def test_trade_off_writes_long_labels_beside_the_points() -> None:
+    (axes,) = plots.trade_off(multimax={"layer 6": DEIT[5], "layer 9": DEIT[8]}).axes
+    texts = {text.get_text(): text for text in axes.texts}
+    assert texts["layer 6"].get_color() != "white"
+    assert texts["layer 6"].get_position()[0] > 5
+    five = {f"f{n}": multimax.reweighting.sparsemax for n in range(5)}
+    (axes,) = plots.trade_off(functions=five).axes
+    marks = [str((own.get_paths()[0].vertices.tolist(), own.get_facecolor().tolist())) for own in axes.collections[1:6]]
+    assert len(set(marks)) == 5  # each can be told from the others
 
 
 def test_trade_off_is_a_mean_over_inputs_that_have_both() -> None:
@@ -308,6 +332,22 @@ def test_attention_histograms() -> None:
     assert [text.get_text() for text in figure.axes[1].texts] == [f"{share:.1%} below 1e-8"] * 2
 
 
+def test_histograms_say_what_fits_no_bin() -> None:
+    hard = metrics.LogHistogram()
+    hard.update(torch.tensor([1.0, 0.0, 0.0, 0.5, math.nan]))
+    nothing = metrics.LogHistogram(low=2e-5)
+    nothing.update(torch.zeros(3))
+    for histogram, words in (
+        (hard, ["50.0% below 1e-8", "25.0% at least 1", "1 NaN"]),
+        (nothing, ["100.0% below 2e-5"]),
+    ):
+        figure = plots.attention_histograms({"one": {"x": histogram}})
+        figure.draw_without_rendering()
+        assert [text.get_text() for text in figure.axes[0].texts] == words
+        low, high = figure.axes[0].get_ylim()
+        assert 0 < low < 1 < high
+
+
 def test_cumulative_attention() -> None:
     weights, made = histograms()
     figure = plots.cumulative_attention({"one": made})
@@ -412,6 +452,23 @@ def test_pictures_of_every_layout() -> None:
         torch.testing.assert_close(plots.pictures.picture(grey), expected[..., :1].expand(4, 5, 3))
     scaled = plots.pictures.picture(torch.tensor([[-2.0, 0.0], [1.0, 2.0]]))
     close(scaled[..., 0], [[0, 0.5], [0.75, 1]])
+
+
+def test_large_photos_are_made_smaller() -> None:
+    photo = torch.arange(3000.0).expand(10, 3000)
+    shown = plots.pictures.picture(photo)
+    assert shown.shape == (4, 1000, 3)
+    close(shown[0, :, 0] * 2997, photo[0, ::3])
+
+
+def test_every_module_stays_in_its_mode(vit: ViTForImageClassification) -> None:
+    vit.vit.layers[0].eval()  # as frozen layers are
+    before = {name: own.training for name, own in vit.named_modules()}
+    pixels = torch.randn(1, 3, 24, 24)
+    with torch.inference_mode():
+        plots.attention_of(vit, pixels)
+        plots.class_activation(vit, pixels)
+    assert {name: own.training for name, own in vit.named_modules()} == before
 
 
 def by_hand(features: Tensor, gradient: Tensor) -> Tensor:
@@ -535,6 +592,48 @@ def test_equal_figures_give_equal_files(name: str, tmp_path: Path) -> None:
         assert numpy.asarray(image).std() > 1  # something is drawn
 
 
+LABELS: dict[str, Callable[[str], Any]] = {
+    "simplex": lambda label: plots.simplex(multimax={label: DEIT[0]}),
+    "trade_off, one": lambda label: plots.trade_off(multimax={label: DEIT[0]}, functions={}),
+    "trade_off, two": lambda label: plots.trade_off(multimax={label: DEIT[0], "other": DEIT[8]}),
+    "trade_off, function": lambda label: plots.trade_off(functions={label: multimax.reweighting.sparsemax}),
+    "two_entries": lambda label: plots.two_entries(multimax={label: DEIT[0]}),
+    "learned_sigma": lambda label: plots.learned_sigma({label: [DEIT[0]]}),
+    "patch_similarity": lambda label: plots.patch_similarity({label: entries()}),
+    "rollout_discrepancy": lambda label: plots.rollout_discrepancy({label: [0.5], "other": [1.0]}),
+    "attention_histograms": lambda label: plots.attention_histograms({label: histograms()[1], "b": histograms()[1]}),
+    "cumulative_attention": lambda label: plots.cumulative_attention({"a": {label: histograms()[1]["layers.0.attn"]}}),
+    "attention_maps": lambda label: plots.attention_maps(torch.rand(8, 8), {label: torch.rand(1, 4, 4)}, query=0),
+    "grad_cam": lambda label: plots.grad_cam(torch.rand(1, 3, 8, 8), {label: torch.rand(1, 2, 2)}),
+    "training_curves": lambda label: plots.training_curves({label: entries(), "other": entries()}),
+    "training_curves, value": lambda label: plots.training_curves({"a": [{"step": 1, label: 2.0}]}, names=[label]),
+}
+
+
+@pytest.mark.parametrize("name", LABELS)
+def test_labels_are_shown_as_they_are(name: str, tmp_path: Path) -> None:
+    """Not as mathematics, not hidden, and however long without a warning, which would be an error here."""
+    label = r"_$\frac$ < 5"
+    plots.save(LABELS[name](label), tmp_path / "own.svg")
+    if name == "training_curves, value":
+        label = label.replace("_", " ")  # as in the names of all measures
+    assert re.search(rf"<!-- +{re.escape(label.strip().replace('<', '&lt;'))}", (tmp_path / "own.svg").read_text())
+    LABELS[name]("words, and a " + "w" * 200).draw_without_rendering()
+
+
+def test_many_layers_leave_room_for_the_panel() -> None:
+    log = [{"step": step, **{f"multimax/layers.{n}.attn/t_b_1": 1.0 for n in range(24)}} for step in (1, 2)]
+    figure = plots.training_curves({"MultiMax": log})
+    figure.draw_without_rendering()  # with the warning of matplotlib that there is no room, an error here
+    assert figure.axes[0].get_window_extent().height / figure.dpi > 0.8
+
+
+def test_values_that_are_no_parameters_are_no_mathematics() -> None:
+    log = [{"step": numpy.int64(1), "d_loss": numpy.float32(2.0), "multimax/x/d_1": 1.0}]
+    figure = plots.training_curves({"a": log}, names=["d_loss", "d_1"])
+    assert [axes.get_title() for axes in figure.axes] == ["d loss", "$d_1$"]
+
+
 @pytest.mark.parametrize("name", DRAWN)
 def test_without_matplotlib(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in [own for own in sys.modules if own.split(".")[0] == "matplotlib"]:
@@ -564,6 +663,13 @@ def test_nothing_global_is_changed() -> None:
     assert result.returncode == 0, result.stderr
 
 
+def broken_multimax() -> multimax.MultiMax:
+    module = multimax.MultiMax()
+    with torch.no_grad():
+        module.coefs.fill_(math.nan)
+    return module
+
+
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "no layers": (lambda: plots.learned_sigma({}), "expected at least one layer"),
     "an unknown preset": (
@@ -579,7 +685,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "no columns": (lambda: plots.learned_sigma("deit_small", columns=0), "columns of at least 1, got 0"),
     "inputs of two": (lambda: plots.simplex([[1.0, 2.0]]), r"shape \(inputs, 3\), got \(1, 2\)"),
     "inputs in words": (lambda: plots.simplex([["a", "b", "c"]]), "expected inputs to be numbers"),
-    "inputs of NaN": (lambda: plots.simplex([[math.nan, 1, 2]]), "finite inputs"),
+    "inputs of NaN": (lambda: plots.simplex([[math.nan, 1, 2]]), "expected inputs to be finite"),
     "temperature 0": (lambda: plots.simplex(temperatures=[0, 1]), r"above 0, at least one, got \[0.0, 1.0\]"),
     "parameters without a label": (lambda: plots.simplex(multimax=DEIT[0]), "by label, such as .* got PaperParameters"),
     "a function of another shape": (
@@ -587,6 +693,29 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         r"weights of shape \(25, 3\) from 'sum', got \(25,\)",
     ),
     "a threshold above all": (lambda: plots.trade_off(threshold=9.0), "choose another threshold"),
+    "parameters of NaN": (
+        lambda: plots.learned_sigma([{**DEIT[0]._asdict(), "b": [1.0, math.nan]}]),
+        "expected b to be finite, got NaN",
+    ),
+    "a model of NaN": (
+        lambda: plots.learned_sigma(nn.Sequential(broken_multimax())),
+        "expected coefs of 0 to be finite, got NaN",
+    ),
+    "a layer without runs": (lambda: plots.learned_sigma({"a": []}), "a set for each, got none"),
+    "endless scores": (lambda: plots.learned_sigma("deit_small", low=-math.inf), "low and high to be finite"),
+    "endless x": (lambda: plots.two_entries(high=math.inf), "low and high to be finite"),
+    "functions without labels": (lambda: plots.two_entries(functions=[torch.softmax]), "functions by label, .* got "),
+    "no function": (lambda: plots.trade_off(functions={"a": "softmax"}), "functions by label, .* 'softmax'"),
+    "a function of NaN": (
+        lambda: plots.simplex(functions={"a": lambda x: x * math.nan}),
+        "the weights of 'a' to be finite",
+    ),
+    "one label for two": (
+        lambda: plots.simplex(functions={"a": torch.sigmoid}, multimax={"a": DEIT[0]}),
+        "a label of its own for each function, got a twice",
+    ),
+    "a threshold in words": (lambda: plots.trade_off(threshold="mean"), "threshold to be numbers, got str"),
+    "a fixed entry of NaN": (lambda: plots.two_entries([math.nan]), "fixed to be finite"),
     "no fixed entry": (lambda: plots.two_entries([]), "at least one fixed entry"),
     "no runs": (lambda: plots.patch_similarity({}), "expected runs by label, got none"),
     "a run that is a path": (lambda: plots.patch_similarity({"a": "runs/a"}), r"plots.read_metrics\(FOLDER\)"),
@@ -598,6 +727,18 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "layers of layers": (
         lambda: plots.patch_similarity({"a": {1: [[0.5]]}}),
         r"for epoch 1 of 'a', got shape \(1, 1\)",
+    ),
+    "epochs in words": (
+        lambda: plots.patch_similarity({"a": {"last": [0.5], 1: [0.5]}}),
+        "epochs of 'a' to be finite numbers, got last, 1",
+    ),
+    "a measure in words": (
+        lambda: plots.by_epoch([{"epoch": 1, "measures/a/entropy": "high"}], "entropy"),
+        "measures/a/entropy to be a number, got 'high'",
+    ),
+    "no epoch": (
+        lambda: plots.by_epoch([{"epoch": None, "measures/a/entropy": 1.0}], "entropy"),
+        "expected epoch to be a number, got None",
     ),
     "no discrepancy": (
         lambda: plots.rollout_discrepancy({"a": metrics.AttentionStatistics(())}),
@@ -652,6 +793,23 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: plots.attention_maps(torch.rand(8, 8), torch.rand(1, 7, 7), query=0, grid=(3, 3)),
         "a grid of at most 7 patches, got 3 x 3",
     ),
+    "a grid of one number": (
+        lambda: plots.attention_maps(torch.rand(8, 8), torch.rand(1, 4, 4), query=0, grid=4),
+        r"grid=\(rows, columns\), whole numbers of at least 1, got 4",
+    ),
+    "a grid of halves": (
+        lambda: plots.attention_maps(torch.rand(8, 8), torch.rand(1, 4, 4), query=0, grid=(1.5, 2)),
+        r"whole numbers of at least 1, got \(1.5, 2\)",
+    ),
+    "attention of NaN": (
+        lambda: plots.attention_maps(torch.rand(8, 8), torch.full((1, 4, 4), math.nan), query=0),
+        "attention weights to be finite",
+    ),
+    "maps of NaN": (
+        lambda: plots.grad_cam(torch.rand(1, 3, 8, 8), {"a": torch.full((1, 2, 2), math.nan)}),
+        "the maps of 'a' to be finite",
+    ),
+    "a single number for images": (lambda: plots.grad_cam(torch.tensor(1.0), {"a": 1}), "images as a list, .* Tensor"),
     "a model without inputs": (
         lambda: plots.attention_maps(torch.rand(8, 8), nn.Linear(2, 2), query=0),
         "expected the model's inputs, got none; give inputs=",
@@ -667,7 +825,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "features of two dims": (
         lambda: plots.class_activation(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), torch.rand(1, 2)),
-        r"features of shape \(images, tokens, features\) from 0, 1, got none",
+        r"features of shape \(images, tokens, features\) from '0', '1', got none",
     ),
     "no logits": (
         lambda: plots.class_activation(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), torch.rand(1, 4, 2)),
@@ -678,6 +836,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         r"maps of shape \(2, rows, columns\) for 'a', one an image, got \(1, 2, 2\)",
     ),
     "no images": (lambda: plots.grad_cam([], {"a": torch.rand(1, 2, 2)}), "at least one image, got none"),
+    "no dots": (lambda: plots.save(plots.two_entries(), "figure.png", dpi=0), "dpi above 0"),
     "an unknown format": (
         lambda: plots.save(plots.two_entries(), "figure.doc"),
         "a file that ends in .* got 'figure.doc'",
@@ -694,15 +853,19 @@ def test_wrong_input_says_what_is_expected(case: str) -> None:
 
 
 def test_grad_cam_of_classes_that_are_not_there(vit: ViTForImageClassification) -> None:
-    for target in (5, -1, [1, 2, 3]):
+    for target in (5, -1, [1, 2, 3], 1.5):
         with pytest.raises(ValueError, match=r"target in \[0, 4\], one for all or one for each of 2 images"):
             plots.class_activation(vit, torch.randn(2, 3, 24, 24), target=target)
 
 
 def test_broken_logs(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
-    for text, words in (('{"step": 1}\n{"st', "got line 2"), ("[1]\n", "names with numbers in .* got line 1")):
-        file.write_text(text)
+    for text, words in (
+        (b'{"step": 1}\n{"st', "got line 2"),
+        (b"[1]\n", r"names with numbers in .* got line 1: \[1\]"),
+        (b"{}\n\xff", "a line of JSON in .* got line 2"),
+    ):
+        file.write_bytes(text)
         with pytest.raises(ValueError, match=words):
             plots.read_metrics(tmp_path)
 

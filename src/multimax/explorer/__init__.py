@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from multimax import checks
 from multimax.experiments.commands import Refused
 from multimax.presets import presets
 
@@ -73,6 +74,11 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_port = False  # some versions of Python would let two servers have one port
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that closes the connection early is no error; all else is told as ever."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
 
 def server(port: int = PORT) -> ThreadingHTTPServer:
     """A server of the page for this machine alone, ready for ``serve_forever``.
@@ -86,6 +92,7 @@ def server(port: int = PORT) -> ThreadingHTTPServer:
         ...     server.server_address[0]
         '127.0.0.1'
     """
+    checks.integer("port", port)
     if not 0 <= port <= 65535:
         raise ValueError(f"multimax: expected a port from 0 to 65535, got {port}")
     handler = type("Handler", (_Handler,), {"content": page().encode()})

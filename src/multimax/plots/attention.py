@@ -1,7 +1,7 @@
 """Where the heads of attention look, over the photo."""
 
-from collections.abc import Collection, Mapping
-from contextlib import nullcontext
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,6 +30,18 @@ class _Kept(metrics.LogHistogram):
         self.blocks.append(weights.detach().float().cpu())
 
 
+@contextmanager
+def evaluated(model: nn.Module) -> Iterator[None]:
+    """A model in evaluation mode; afterwards each of its modules is in the mode that it was in."""
+    training = [own for own in model.modules() if own.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for own in training:
+            own.training = True
+
+
 def called(model: nn.Module, inputs: object) -> Any:
     """What a model returns for a tensor, or for arguments by name."""
     return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
@@ -56,18 +68,14 @@ def attention_of(model: nn.Module, inputs: object, *, layers: Collection[str] | 
         {'layers.0.self_attn': (1, 4, 9, 9), 'layers.1.self_attn': (1, 4, 9, 9)}
     """
     checks.module(model)
-    was = model.training
     own = next(reweighting_modules(model), None) is not None
-    model.eval()
-    try:
-        with (
-            torch.no_grad(),
-            nullcontext() if own else seen(model),
-            metrics.collect(model, ("histogram",), layers=layers, histogram=_Kept) as found,
-        ):
-            called(model, inputs)
-    finally:
-        model.train(was)
+    with (
+        torch.no_grad(),
+        evaluated(model),
+        nullcontext() if own else seen(model),
+        metrics.collect(model, ("histogram",), layers=layers, histogram=_Kept) as found,
+    ):
+        called(model, inputs)
     weights = {}
     for name, layer in found.layers.items():
         kept = layer.histogram
@@ -92,7 +100,7 @@ def _maps(attention: object, inputs: object, layers: Collection[str] | None) -> 
         found = {"": attention}
     maps = {}
     for label, own in found.items():
-        weights = style.numbers("attention", own)
+        weights = style.numbers("attention weights", own, finite=True)
         weights = weights[0] if weights.ndim == 4 and len(weights) == 1 else weights
         if weights.ndim != 3 or 0 in weights.shape:
             raise ValueError(
@@ -152,8 +160,8 @@ def attention_maps(
             )
         shown = weights[:, skip + query, skip:].reshape(-1, down, across)
         axes = style.picture_panel(figure, len(maps), heads + 1, row * (heads + 1), "" if row else "query")
-        axes.imshow(photo.tolist())
-        axes.set_ylabel(label, fontsize=style.TEXT)
+        axes.imshow(photo.numpy())
+        axes.set_ylabel(style.plain(label, 22), fontsize=style.TEXT)
         height, width = photo.shape[0] / down, photo.shape[1] / across
         place = (query % across * width - 0.5, query // across * height - 0.5)
         for colour, line in (("black", 3.0), (MARK, 1.8)):  # seen on light and dark

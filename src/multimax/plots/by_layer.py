@@ -1,6 +1,8 @@
 """Measures of one layer after the other."""
 
+import math
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -20,6 +22,8 @@ def _epochs(label: str, run: object, measure: str) -> dict[float, list[float]]:
     if not isinstance(run, Mapping):
         run = records.by_epoch(records.checked(run, label), measure)
     found: dict[float, list[float]] = {}
+    if not all(isinstance(epoch, Real) and math.isfinite(epoch) for epoch in run):
+        raise ValueError(f"multimax: expected epochs of {label!r} to be finite numbers, got {', '.join(map(str, run))}")
     for epoch in sorted(run):
         own = run[epoch]
         values = style.numbers(f"{measure} of {label!r}", list(own.values()) if isinstance(own, Mapping) else own)
@@ -68,13 +72,13 @@ def patch_similarity(runs: Mapping[str, Epochs | records.Entries], *, measure: s
     shades = style.colours("Blues", 0.3, 1.0)
     first: Any = None
     for number, (label, run) in enumerate(found.items()):
-        axes = style.panel(figure, 1, len(found), number, label, sharey=first)
+        axes = style.panel(figure, 1, len(found), number, style.plain(label), sharey=first)
         first = first or axes
         for epoch, values in run.items():
             places = range(1, len(values) + 1)
             axes.plot(places, values, color=shades(scale(epoch)), marker="o", markersize=3, linewidth=1.2)
         _layers(axes, max(map(len, run.values())))
-    style.labels(figure, "layer", style.words(measure))
+    style.labels(figure, "layer", style.plain(style.words(measure)))
     if min(epochs) < max(epochs):
         bar = figure.colorbar(ScalarMappable(scale, shades), ax=figure.axes, aspect=30, pad=0.02)
         bar.set_label("epoch", fontsize=style.TEXT)
@@ -91,6 +95,8 @@ def _with_spread(label: str, run: object, measure: str) -> tuple[list[float], li
             remedy = f"left out: {'; '.join(sorted(why))}" if why else f"give it to collect: measures=({measure!r},)"
             raise ValueError(f"multimax: expected {measure} among the statistics of {label!r}, got none; {remedy}")
         return [own.mean for own in moments], [own.std for own in moments]
+    if isinstance(run, Sequence) and not isinstance(run, str):  # a tensor is a layer's, of several examples
+        run = [own.double().mean() if isinstance(own, Tensor) else own for own in run]
     values = style.numbers(f"{measure} of {label!r}", run)
     if values.ndim != 1 or len(values) == 0:
         raise ValueError(f"multimax: expected a value a layer for {label!r}, got shape {tuple(values.shape)}")
@@ -127,13 +133,13 @@ def rollout_discrepancy(
         colour = colours[label]
         places = list(range(1, len(values) + 1))
         line = style.LINES[number % len(style.LINES)]
-        axes.plot(places, values, color=colour, linestyle=line, marker="o", markersize=4, label=label)
+        axes.plot(places, values, color=colour, linestyle=line, marker="o", markersize=4, label=style.plain(label))
         if spread:
             low = [value - own for value, own in zip(values, spread, strict=True)]
             high = [value + own for value, own in zip(values, spread, strict=True)]
             axes.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
     _layers(axes, max(len(values) for values, _ in found.values()))
     axes.set_xlabel("layer", fontsize=style.TITLE)
-    axes.set_ylabel(style.words(measure), fontsize=style.TITLE)
-    axes.legend(fontsize=style.TEXT, frameon=False)
+    axes.set_ylabel(style.plain(style.words(measure)), fontsize=style.TITLE)
+    axes.legend(fontsize=style.TEXT, frameon=False, ncols=1 + (len(found) - 1) // 8)
     return figure

@@ -36,20 +36,18 @@ OTHERS: dict[str, Function] = {
 }
 # softmax has the first of the colours, MultiMax the second
 OTHER_COLOURS = style.COLOURS[2:6]
-MARKERS = ("s", "^", "D", "v")
+MARKERS = ("s", "^", "D", "v", "P")  # one more than colours: each of many functions has a pair of its own
 CORNERS = ((0.0, 0.0), (1.0, 0.0), (0.5, math.sqrt(3) / 2))
 UNIMODAL = 0.99  # a weight above it leaves next to nothing for the others
 
 
 def _rows(inputs: object, length: int | None = None) -> Tensor:
     """Inputs as rows in float64."""
-    rows = style.numbers("inputs", inputs)
+    rows = style.numbers("inputs", inputs, finite=True)
     rows = rows[None] if rows.ndim == 1 else rows
     if rows.ndim != 2 or 0 in rows.shape or (length is not None and rows.shape[1] != length):
         wanted = f"(inputs, {length or 'entries'})"
         raise ValueError(f"multimax: expected inputs of shape {wanted}, got {tuple(rows.shape)}")
-    if not rows.isfinite().all():
-        raise ValueError("multimax: expected finite inputs, got NaN or infinity among them")
     return rows
 
 
@@ -72,7 +70,10 @@ def _with_parameters(multimax: Mapping[str, Parameters] | None) -> dict[str, Fun
 
 
 def _others(functions: Mapping[str, Function] | None) -> dict[str, Function]:
-    return OTHERS if functions is None else dict(functions)
+    found = OTHERS if functions is None else functions
+    if not isinstance(found, Mapping) or not all(map(callable, found.values())):
+        raise TypeError(f"multimax: expected functions by label, from rows to rows of weights, got {found!r}")
+    return {str(label): function for label, function in found.items()}
 
 
 def _applied(label: str, function: Function, rows: Tensor) -> Tensor:
@@ -80,7 +81,7 @@ def _applied(label: str, function: Function, rows: Tensor) -> Tensor:
     if not isinstance(weights, Tensor) or weights.shape != rows.shape:
         got = tuple(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
         raise ValueError(f"multimax: expected weights of shape {tuple(rows.shape)} from {label!r}, got {got}")
-    return weights
+    return style.numbers(f"the weights of {label!r}", weights, finite=True)
 
 
 def _temperature_colours(temperatures: Sequence[float]) -> tuple[Any, Any]:
@@ -157,7 +158,10 @@ def simplex(
     """
     rows = _rows(inputs, 3)
     steps = _temperatures(temperatures)
-    own = {**_others(functions), **_with_parameters(multimax)}
+    others, layers = _others(functions), _with_parameters(multimax)
+    if both := set(others) & set(layers):
+        raise ValueError(f"multimax: expected a label of its own for each function, got {', '.join(both)} twice")
+    own = {**others, **layers}
     down, across = style.grid_of(len(own) + 1, columns)
     figure = style.figure(down, across, 2.6, 2.6)
     heat, scale = _temperature_colours(steps)
@@ -177,7 +181,8 @@ def simplex(
     for number, (label, function) in enumerate(own.items(), start=1):
         weights = _applied(label, function, rows)
         alone = (weights > UNIMODAL).sum(0).tolist()  # at each corner
-        axes = style.panel(figure, down, across, number, f"{label}\n{sum(alone)} of {len(rows)} at a corner")
+        title = f"{style.plain(label)}\n{sum(alone)} of {len(rows)} at a corner"
+        axes = style.panel(figure, down, across, number, title)
         _triangle(axes)
         for corner, count in zip(CORNERS, alone, strict=True):
             if count:  # which lie on top of each other
@@ -239,11 +244,12 @@ def trade_off(
     """
     rows = _rows(inputs)
     steps = _temperatures(temperatures)
+    threshold = style.numbers("threshold", threshold, finite=True).item()
     if multimax is None:
         multimax = {str(number): own for number, own in enumerate(presets["deit_small"], start=1)}
     layers = _with_parameters(multimax)
 
-    def measured(function: Function, label: str = "") -> tuple[float, float]:
+    def measured(function: Function, label: str = "softmax") -> tuple[float, float]:
         weights = _applied(label, function, rows)
         s, m = (f(rows, weights, threshold=threshold) for f in (sparsity, multi_modality))
         both = ~(s.isnan() | m.isnan())
@@ -278,26 +284,32 @@ def trade_off(
         axes.scatter(
             *measured(function, label),
             color=OTHER_COLOURS[number % 4],
-            marker=MARKERS[number % 4],
+            marker=MARKERS[number % 5],
             s=44,
-            label=label,
+            label=style.plain(label),
             zorder=4,
             clip_on=False,
         )
-    found = [measured(function) for function in layers.values()]
+    found = [measured(function, label) for label, function in layers.items()]
     axes.scatter(
         [s for s, _ in found],
         [m for _, m in found],
         color=style.COLOURS[1],
         marker="o",
         s=95,
-        label="MultiMax, by layer" if len(found) > 1 else next(iter(layers)),
+        label="MultiMax, by layer" if len(found) > 1 else style.plain(next(iter(layers))),
         zorder=3,
         clip_on=False,
     )
     if len(found) > 1:
+        inside = all(len(label) <= 2 for label in layers)  # else there is no room on the points
         for label, place in zip(layers, found, strict=True):
-            axes.annotate(label, place, fontsize=6.5, color="white", ha="center", va="center_baseline", zorder=5)
+            shown: Any = axes.annotate(
+                style.plain(label, 20), place, (0 if inside else 7, 0), textcoords="offset points"
+            )
+            shown.set(fontsize=6.5, va="center_baseline" if inside else "center", zorder=5)
+            if inside:
+                shown.set(color="white", ha="center")
     axes.set_xlabel("sparsity S", fontsize=style.TITLE)
     axes.set_ylabel("multi-modality M", fontsize=style.TITLE)
     axes.legend(fontsize=style.TEXT, frameon=False, loc="lower left")
@@ -335,22 +347,20 @@ def two_entries(
         >>> [axes.get_title() for axes in figure.axes]
         ['input [\N{MINUS SIGN}2, x]', 'input [2, x]']
     """
-    values = style.numbers("fixed", fixed).reshape(-1).tolist()
+    values = style.numbers("fixed", fixed, finite=True).reshape(-1).tolist()
     if not values:
         raise ValueError("multimax: expected at least one fixed entry, got none")
-    if not low < high:
-        raise ValueError(f"multimax: expected low < high, got {low} and {high}")
+    low, high = style.interval(low, high)
     steps = _temperatures(temperatures)
     x = torch.linspace(low, high, POINTS, dtype=torch.float64)
     figure = style.figure(1, len(values), 3.6, 3.2)
-    first = None
     for number, value in enumerate(values):
         axes = style.panel(figure, 1, len(values), number, f"input [{_number(value)}, x]")
         rows = torch.stack([torch.full_like(x, value), x], -1)
 
         def draw(function: Function, label: str, **options: Any) -> None:
             weights = _applied(label, function, rows)  # noqa: B023
-            axes.plot(x.tolist(), weights[:, 1].tolist(), label=label, **options)  # noqa: B023
+            axes.plot(x.tolist(), weights[:, 1].tolist(), label=style.plain(label), **options)  # noqa: B023
 
         for place, step in enumerate(steps):
             grey = str(0.7 - 0.6 * place / max(len(steps) - 1, 1))
@@ -362,8 +372,6 @@ def two_entries(
             draw(function, label, color=style.COLOURS[1], linewidth=2.2, linestyle=style.LINES[place % 4])
         axes.set_xlim(low, high)
         axes.set_ylim(-0.03, 1.03)
-        first = first or axes
     style.labels(figure, "x", "weight of x")
-    if first is not None:
-        style.legend(figure, first, columns=4)
+    style.legend(figure, figure.axes[0].get_lines(), columns=4)
     return figure

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from multimax import checks
 from multimax.plots import pictures, style
-from multimax.plots.attention import called
+from multimax.plots.attention import called, evaluated
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -74,6 +74,20 @@ def _logits(output: Any) -> Tensor:
     return logits
 
 
+def _classes(logits: Tensor, target: object) -> Tensor:
+    """(B,): of each image."""
+    if target is None:
+        return logits.argmax(-1)
+    classes = style.numbers("target", target)
+    classes = classes.expand(len(logits)) if classes.ndim == 0 else classes
+    if classes.shape != (len(logits),) or not all(own in range(logits.shape[1]) for own in classes.tolist()):
+        raise ValueError(
+            f"multimax: expected target in [0, {logits.shape[1] - 1}], one for all or one for each of "
+            f"{len(logits)} images, got {target!r}"
+        )
+    return classes.long().to(logits.device)
+
+
 def _watched(inputs: object) -> object:
     """Inputs with a gradient, so that there is one where all weights are frozen."""
     if isinstance(inputs, Mapping):
@@ -126,28 +140,16 @@ def class_activation(
     """
     checks.module(model)
     blocks = _blocks(model, block)
-    was = model.training
-    model.eval()
-    try:
-        with torch.enable_grad(), _features(blocks) as features:
-            logits = _logits(called(model, _watched(inputs)))
-            if not features:
-                names = ", ".join(blocks)
-                raise ValueError(
-                    f"multimax: expected features of shape (images, tokens, features) from {names}, got none; name "
-                    "another block with block="
-                )
-            classes = logits.argmax(-1) if target is None else torch.as_tensor(target, device=logits.device).long()
-            classes = classes.expand(len(logits)) if classes.ndim == 0 else classes
-            if classes.shape != (len(logits),) or not bool(((classes >= 0) & (classes < logits.shape[1])).all()):
-                raise ValueError(
-                    f"multimax: expected target in [0, {logits.shape[1] - 1}], one for all or one for each of "
-                    f"{len(logits)} images, got {target!r}"
-                )
-            score = logits.gather(1, classes[:, None]).sum()
-            gradients = torch.autograd.grad(score, list(features.values()), allow_unused=True)
-    finally:
-        model.train(was)
+    with torch.inference_mode(False), torch.enable_grad(), evaluated(model), _features(blocks) as features:
+        logits = _logits(called(model, _watched(inputs)))
+        if not features:
+            names = ", ".join(map(repr, blocks))
+            raise ValueError(
+                f"multimax: expected features of shape (images, tokens, features) from {names}, got none; name "
+                "another block with block="
+            )
+        score = logits.gather(1, _classes(logits, target)[:, None]).sum()
+        gradients = torch.autograd.grad(score, list(features.values()), allow_unused=True)
     for name, gradient in reversed(list(zip(features, gradients, strict=True))):
         own = features[name].detach()
         skip, rows, columns = pictures.patches(own.shape[1], grid)
@@ -192,7 +194,7 @@ def grad_cam(
         >>> [axes.get_ylabel() for axes in figure.axes[::2]]
         ['', 'softmax', 'MultiMax']
     """
-    if not isinstance(images, Sequence | Tensor) and getattr(images, "ndim", 0) != 4:
+    if not isinstance(images, Sequence) and getattr(images, "ndim", 0) not in (3, 4):
         raise TypeError(f"multimax: expected images as a list, or a tensor of 4 dims, got {type(images).__name__}")
     photos = [pictures.picture(image) for image in images]  # type: ignore[attr-defined]
     if not photos:
@@ -203,7 +205,7 @@ def grad_cam(
             if inputs is None:
                 raise ValueError("multimax: expected the models' inputs, got none; give inputs=")
             own = class_activation(own, inputs, target=target, block=block, grid=grid)
-        found = style.numbers(f"the maps of {label!r}", own)
+        found = style.numbers(f"the maps of {label!r}", own, finite=True)
         if found.ndim != 3 or len(found) != len(photos) or 0 in found.shape:
             raise ValueError(
                 f"multimax: expected maps of shape ({len(photos)}, rows, columns) for {label!r}, one an image, got "
@@ -215,12 +217,12 @@ def grad_cam(
     from matplotlib.colors import Normalize
 
     for place, photo in enumerate(photos):
-        style.picture_panel(figure, len(rows) + 1, columns, place).imshow(photo.tolist())
+        style.picture_panel(figure, len(rows) + 1, columns, place).imshow(photo.numpy())
     for row, (label, found) in enumerate(rows.items(), start=1):
         for place, (photo, own) in enumerate(zip(photos, found, strict=True)):
             axes = style.picture_panel(figure, len(rows) + 1, columns, row * columns + place)
             scale = Normalize(0.0, max(own.max().item(), 1e-12))
             pictures.overlay(axes, photo, own, scale, smooth=True)
             if place == 0:
-                axes.set_ylabel(label, fontsize=style.TITLE)
+                axes.set_ylabel(style.plain(label, 22), fontsize=style.TITLE)
     return figure

@@ -1,6 +1,6 @@
 """How attention weights are distributed, over many powers of ten."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from multimax.metrics import AttentionStatistics, LogHistogram
@@ -58,15 +58,28 @@ def _panels(
     rows, columns = style.grid_of(len(layers), columns)
     figure = style.figure(rows, columns, 2.6, 2.2)
     for number, (name, own) in enumerate(layers.items()):
-        axes = style.panel(figure, rows, columns, number, short[name])
+        axes = style.panel(figure, rows, columns, number, style.plain(short[name]))
         axes.set_xscale("log")
         for place, (label, histogram) in enumerate(own.items()):
-            draw(axes, histogram, place, label, style.colours_of(own)[label])
+            draw(axes, histogram, place, style.plain(label), style.colours_of(own)[label])
         edges = next(iter(own.values())).edges
         axes.set_xlim(edges[0].item(), edges[-1].item())
-    style.legend(figure, figure.axes[0])
+    if len(own) > 1:
+        handles, _ = figure.axes[0].get_legend_handles_labels()
+        style.legend(figure, handles)
     style.labels(figure, "attention weight", y)
     return figure
+
+
+def _beside(histogram: LogHistogram) -> Iterator[str]:
+    """What fits no bin, in words."""
+    low, high = (f"{histogram.edges[i].item():.2g}".replace("e-0", "e-") for i in (0, -1))
+    for count, where in ((histogram.zeros + histogram.below, f"below {low}"), (histogram.above, f"at least {high}")):
+        share = count / histogram.total
+        if count:
+            yield f"{f'{share:.1%}' if share >= 0.001 else 'some'} {where}"
+    if histogram.nans:
+        yield f"{histogram.nans} NaN"
 
 
 def attention_histograms(runs: Mapping[str, Histograms], *, columns: int = 3) -> "Figure":
@@ -79,7 +92,8 @@ def attention_histograms(runs: Mapping[str, Histograms], *, columns: int = 3) ->
 
     Returns:
         A figure with a panel a layer: a line a run, a step a bin. Weights below the first bin, exact zeros among them,
-        cannot be on such a scale: where there are any, the panel says what share of all they are.
+        cannot be on such a scale, and the last bin ends before 1: where there are any of these, the panel says what
+        share of all they are.
 
     Example:
         >>> import torch
@@ -101,21 +115,15 @@ def attention_histograms(runs: Mapping[str, Histograms], *, columns: int = 3) ->
             linewidth=1.3,
             label=label,
         )
-        axes.set_yscale("log")
-        below = (histogram.zeros + histogram.below) / histogram.total
-        if below:
-            smallest = f"{histogram.edges[0].item():.0e}".replace("e-0", "e-")
-            axes.annotate(
-                f"{f'{below:.1%}' if below >= 0.001 else 'some'} below {smallest}",
-                (0.03, 0.95 - 0.1 * place),
-                xycoords="axes fraction",
-                color=colour,
-                fontsize=6.5,
-                va="top",
-            )
+        for text in _beside(histogram):
+            where = (0.03, 0.95 - 0.1 * len(axes.texts))  # below those before
+            axes.annotate(text, where, xycoords="axes fraction", color=colour, fontsize=6.5, va="top")
 
     figure = _panels(runs, columns, "number of weights", draw)
     for axes in figure.axes:
+        if not any(own.get_data().values.any() for own in axes.patches):  # type: ignore[attr-defined]
+            axes.set_ylim(0.7, 10)  # there is nothing to fit a scale to
+        axes.set_yscale("log")
         axes.set_ylim(bottom=0.7)  # below one there is none
     return figure
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from multimax.plots import style
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colors import Normalize
@@ -13,13 +15,15 @@ if TYPE_CHECKING:
 OVER = 0.6  # how much the map covers the photo
 DIM = 1.3  # what is white in the photo, so that it does not outshine the map
 HEAT = "inferno"
+LARGEST = 1024  # pixels a side, more than a panel shows
 
 
 def picture(image: object) -> Tensor:
     """A photo as (height, width, 3) in [0, 1].
 
     Takes (height, width), with 1, 3 or 4 channels first or last, as bytes or numbers; numbers that leave [0, 1], as a
-    model's scaled inputs do, are stretched from the least to the largest.
+    model's scaled inputs do, are stretched from the least to the largest. Of a large photo, every second or third pixel
+    and so on is taken.
     """
     import numpy
 
@@ -36,7 +40,8 @@ def picture(image: object) -> Tensor:
             "multimax: expected an image of shape (height, width), (height, width, channels) or (channels, height, "
             f"width) with 1, 3 or 4 channels, got {tuple(pixels.shape)}"
         )
-    pixels = pixels[..., :3]  # without transparency
+    step = -(-max(pixels.shape[:2]) // LARGEST)
+    pixels = pixels[::step, ::step, :3]  # without transparency
     pixels = pixels.double() / 255 if pixels.dtype == torch.uint8 else pixels.double()
     low, high = pixels.min(), pixels.max()
     if not (low >= 0 and high <= 1):
@@ -49,8 +54,11 @@ def picture(image: object) -> Tensor:
 def patches(length: int, grid: tuple[int, int] | None) -> tuple[int, int, int]:
     """Tokens before the patches, and rows and columns of patches, of a sequence."""
     if grid is not None:
-        rows, columns = grid
-        if rows < 1 or columns < 1 or rows * columns > length:
+        sizes = style.numbers("grid", grid)
+        if sizes.shape != (2,) or not all(own >= 1 and own == int(own) for own in sizes.tolist()):
+            raise ValueError(f"multimax: expected grid=(rows, columns), whole numbers of at least 1, got {grid!r}")
+        rows, columns = map(int, sizes.tolist())
+        if rows * columns > length:
             raise ValueError(f"multimax: expected a grid of at most {length} patches, got {rows} x {columns}")
         return length - rows * columns, rows, columns
     for skip in (0, 1):  # a class token, or none
@@ -68,9 +76,9 @@ def overlay(axes: "Axes", image: Tensor, map_: Tensor, scale: "Normalize", smoot
     grey = image.mean(-1)
     height, width = grey.shape
     extent = (-0.5, width - 0.5, height - 0.5, -0.5)
-    axes.imshow(grey.tolist(), cmap="gray", vmin=0, vmax=DIM, extent=extent)
+    axes.imshow(grey.numpy(), cmap="gray", vmin=0, vmax=DIM, extent=extent)
     return axes.imshow(
-        map_.tolist(),
+        map_.numpy(),
         cmap=HEAT,
         norm=scale,
         alpha=OVER,

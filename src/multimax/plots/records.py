@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +39,15 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
             "`multimax sweep` make such folders"
         )
     entries = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(file.read_bytes().splitlines(), start=1):
         try:
             entry = json.loads(line)
-        except json.JSONDecodeError as error:
+        except ValueError as error:  # no JSON, or no text
             raise ValueError(f"multimax: expected a line of JSON in {file}, got line {number}: {error}") from None
         if not isinstance(entry, dict):
-            raise ValueError(f"multimax: expected names with numbers in {file}, got line {number}: {line[:60]}")
+            raise ValueError(
+                f"multimax: expected names with numbers in {file}, got line {number}: {line.decode()[:60]}"
+            )
         entries.append({name: float(own) if own in WORDS else own for name, own in entry.items()})
     return entries
 
@@ -90,6 +93,9 @@ def by_epoch(entries: Entries, measure: str = "patch_similarity") -> dict[float,
             if parts is None or "epoch" not in entry:
                 continue
             if parts[1] == measure:
+                for which, own in ((name, value), ("epoch", entry["epoch"])):
+                    if not isinstance(own, Real):
+                        raise ValueError(f"multimax: expected {which} to be a number, got {own!r}")
                 found.setdefault(float(entry["epoch"]), {})[parts[0]] = float(value)
             elif name.startswith("measures/"):
                 there[parts[1]] = None

@@ -34,7 +34,7 @@ def stored(parameters: object) -> tuple[Tensor, Tensor]:
         raise ValueError(
             f"multimax: expected parameters with t_b, t_d, b and d, got {got}; multimax.presets has the paper's"
         )
-    t_b, t_d, b, d = (style.numbers(symbol, own) for symbol, own in zip(SYMBOLS, values, strict=True))
+    t_b, t_d, b, d = (style.numbers(symbol, own, finite=True) for symbol, own in zip(SYMBOLS, values, strict=True))
     return from_paper(t_b, t_d, b, d)
 
 
@@ -42,7 +42,8 @@ def _of_model(model: nn.Module) -> Iterator[tuple[str, list[tuple[Tensor, Tensor
     """The parameters in use by layer, a set a head."""
     for name, module in reweighting_modules(model):
         if isinstance(module, MultiMax):
-            coefs, knots = (own.detach().double().cpu() for own in module.parameters_in_use())
+            both = zip(("coefs", "knots"), module.parameters_in_use(), strict=True)
+            coefs, knots = (style.numbers(f"{which} of {name}", own, finite=True) for which, own in both)
             sets = [own.reshape(-1, *own.shape[-2:]) for own in (coefs, knots)]
             yield layer_name(name), list(zip(*sets, strict=True))
 
@@ -62,9 +63,9 @@ def _layers(layers: object) -> dict[str, list[tuple[Tensor, Tensor]]]:
         short = style.layer_names(found)
         return {short[name]: own for name, own in found.items()}
     if isinstance(layers, Mapping):
-        if not layers:
-            raise ValueError("multimax: expected at least one layer with parameters, got none")
-        return {name: [stored(run) for run in runs] for name, runs in layers.items()}
+        if not layers or not all(layers.values()):
+            raise ValueError("multimax: expected at least one layer with parameters, and a set for each, got none")
+        return {str(name): [stored(run) for run in runs] for name, runs in layers.items()}
     if isinstance(layers, Sequence) and layers:
         return {f"layer {number}": [stored(own)] for number, own in enumerate(layers, start=1)}
     raise ValueError(
@@ -105,13 +106,12 @@ def learned_sigma(
         12
     """
     sets = _layers(layers)
-    if not low < high:
-        raise ValueError(f"multimax: expected low < high, got {low} and {high}")
+    low, high = style.interval(low, high)
     x = torch.linspace(low, high, POINTS, dtype=torch.float64)
     rows, columns = style.grid_of(len(sets), columns)
     figure = style.figure(rows, columns, 2.6, 2.2)
     for number, (name, runs) in enumerate(sets.items()):
-        axes = style.panel(figure, rows, columns, number, name)
+        axes = style.panel(figure, rows, columns, number, style.plain(name))
         axes.plot([low, high], [low, high], color="black", linestyle="--", linewidth=1)
         for coefs, knots in runs:
             y = modulate(x, coefs, knots)

@@ -1,13 +1,17 @@
 """The one style of all figures: colours, sizes, panels; and how they are written."""
 
 import io
+import math
 import re
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+from multimax import checks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,6 +22,24 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000")
 LINES: tuple[Any, ...] = ("-", "--", "-.", ":")
 TITLE, TEXT, TICKS = 9, 8, 7  # font sizes in points
+LEGEND_ROW = 0.18  # inches
+
+
+def plain(text: str, width: int = 36) -> str:
+    r"""A label as it is given, and no more: matplotlib would set $...$ as mathematics and hide what begins with _.
+
+    Long ones are broken into lines of at most ``width`` characters, and cut after the third.
+
+    Example:
+        >>> from multimax.plots.style import plain
+        >>> plain("$5"), plain("_own"), plain("a label of many words", width=12)
+        ('\\$5', ' _own', 'a label of\nmany words')
+    """
+    lines = [part for line in text.split("\n") for part in textwrap.wrap(line, width) or [""]]
+    if len(lines) > 3:
+        lines = [*lines[:2], lines[2][: width - 1] + "\N{HORIZONTAL ELLIPSIS}"]
+    shown = "\n".join(lines).replace("$", r"\$")
+    return f" {shown}" if shown.startswith("_") else shown
 
 
 def figure(rows: int, columns: int, width: float, height: float) -> "Figure":
@@ -66,12 +88,14 @@ def labels(own: "Figure", x: str, y: str) -> None:
     own.supylabel(y, fontsize=TITLE)
 
 
-def legend(own: "Figure", axes: "Axes", columns: int = 6) -> None:
-    """Above all panels, of what one of them shows."""
-    handles, names = axes.get_legend_handles_labels()
-    if len(names) > 1:
-        across = min(len(names), columns)
-        own.legend(handles, names, loc="outside upper center", ncols=across, fontsize=TEXT, frameon=False)
+def legend(own: "Figure", handles: Sequence[Any], columns: int = 6) -> None:
+    """Above all panels, which keep their size."""
+    longest = max(len(line) for handle in handles for line in str(handle.get_label()).split("\n"))
+    room = int(own.get_figwidth() / (0.5 + 0.06 * longest))  # inches of the line and of a letter
+    across = max(min(len(handles), columns, room), 1)
+    rows = -(-len(handles) // across) * max(str(handle.get_label()).count("\n") + 1 for handle in handles)
+    own.set_figheight(own.get_figheight() + LEGEND_ROW * max(rows - 2, 0))  # for two there is room
+    own.legend(handles=handles, loc="outside upper center", ncols=across, fontsize=TEXT, frameon=False)
 
 
 def colours(name: str, low: float, high: float) -> "Colormap":
@@ -101,7 +125,7 @@ def words(name: str) -> str:
 
 
 def save(figure: "Figure", file: str | Path, *, dpi: int = 150) -> None:
-    """Writes a figure; equal figures give equal files.
+    """Writes a figure; equal figures give equal files, in the formats png, svg and pdf.
 
     Args:
         figure: of one of these functions.
@@ -115,6 +139,7 @@ def save(figure: "Figure", file: str | Path, *, dpi: int = 150) -> None:
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     plots.save(plots.two_entries(), Path(folder) / "two-entries.png")
     """
+    checks.number_above("dpi", dpi, 0)
     suffix = Path(file).suffix.lower()
     known = {f".{own}" for own in figure.canvas.get_supported_filetypes()}
     if suffix not in known:
@@ -151,14 +176,25 @@ def runs_by_label(runs: object, of: str) -> dict[str, Any]:
     return {str(label): own for label, own in runs.items()}
 
 
-def numbers(name: str, values: object) -> Tensor:
+def numbers(name: str, values: object, *, finite: bool = False) -> Tensor:
     """Numbers of any shape in float64, from a tensor, an array or a list."""
     if isinstance(values, Sequence) and any(isinstance(own, Tensor) for own in values):
-        values = [own.detach().double().mean().item() if isinstance(own, Tensor) else own for own in values]
+        values = [own.tolist() if isinstance(own, Tensor) else own for own in values]
     try:
-        return torch.as_tensor(values, dtype=torch.float64).detach().cpu()
+        found = torch.as_tensor(values, dtype=torch.float64).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"multimax: expected {name} to be numbers, got {type(values).__name__}: {error}") from None
+    if finite and not found.isfinite().all():
+        raise ValueError(f"multimax: expected {name} to be finite, got NaN or infinity among them")
+    return found
+
+
+def interval(low: object, high: object) -> tuple[float, float]:
+    """From where to where a figure goes."""
+    first, last = numbers("low and high", [low, high], finite=True).tolist()
+    if not 0 < last - first < math.inf:
+        raise ValueError(f"multimax: expected low < high, got {low} and {high}")
+    return first, last
 
 
 def layer_names(names: Iterable[str]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from multimax.plots import records, style
@@ -16,19 +17,21 @@ Curves = dict[str, dict[str, tuple[list[float], list[float]]]]  # value, layer: 
 def _title(value: str) -> str:
     """Parameters in the paper's symbols, measures in words."""
     symbol, _, order = value.rpartition("_")
-    if symbol in ("t_b", "t_d"):
+    if order.isdigit() and symbol in ("t_b", "t_d"):
         return f"${symbol[0]}_{{{symbol[2]}_{order}}}$"
-    return f"${symbol}_{order}$" if symbol in ("b", "d") else style.words(value)
+    if order.isdigit() and symbol in ("b", "d"):
+        return f"${symbol}_{order}$"
+    return style.plain(style.words(value))
 
 
 def _curves(entries: records.Entries) -> Curves:
     """All that was logged by step; what is of no layer under the layer ""."""
     found: Curves = {}
     for entry in entries:
-        if not isinstance(entry.get("step"), int | float):
+        if not isinstance(entry.get("step"), Real):
             continue
         for name, value in entry.items():
-            if name in ("step", "epoch") or not isinstance(value, int | float):
+            if name in ("step", "epoch") or not isinstance(value, Real):
                 continue
             layer, own = records.split(name) or ("", name)
             steps, values = found.setdefault(own, {}).setdefault(layer, ([], []))
@@ -93,13 +96,13 @@ def training_curves(
                 axes.plot(
                     steps, shown, color=colours.get(layer, of_runs[label]), linestyle=line, linewidth=1.2, marker=mark
                 )
-    handles = [Line2D([], [], color=colours[layer], label=short[layer]) for layer in layers]
+    handles = [Line2D([], [], color=colours[layer], label=style.plain(short[layer])) for layer in layers]
     if len(logs) > 1:
         for place, label in enumerate(logs):
             colour = "0.3" if layers else of_runs[label]
-            handles.append(Line2D([], [], color=colour, linestyle=style.LINES[place % len(style.LINES)], label=label))
+            line = style.LINES[place % len(style.LINES)]
+            handles.append(Line2D([], [], color=colour, linestyle=line, label=style.plain(label)))
     if handles:
-        across = min(len(handles), 2 * columns)
-        figure.legend(handles=handles, loc="outside upper center", ncols=across, fontsize=style.TEXT, frameon=False)
+        style.legend(figure, handles, columns=2 * columns)
     figure.supxlabel("step", fontsize=style.TITLE)
     return figure
