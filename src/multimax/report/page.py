@@ -22,7 +22,7 @@ table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabu
 caption { text-align: left; color: var(--soft); padding: .2rem 0; }
 th, td { border: 1px solid var(--line); padding: .25rem .55rem; text-align: left; vertical-align: top; }
 thead th { background: var(--head); } tbody th { font-weight: 600; }
-.settings td, .settings th { overflow-wrap: anywhere; }
+.settings td, .settings thead th { overflow-wrap: anywhere; }
 figure { margin: 1.5rem 0; break-inside: avoid; } figure img { max-width: 100%; height: auto; display: block; }
 figcaption { color: var(--soft); font-size: .9rem; max-width: 46rem; margin-top: .3rem; }
 .notes { color: var(--soft); font-size: .9rem; }
@@ -35,9 +35,9 @@ code { font-family: ui-monospace, "DejaVu Sans Mono", monospace; font-size: .9em
 """
 FORMULA = (
     "<p>MultiMax is softmax of "
-    "<i>&sigma;</i>(<i>x</i>) = <i>x</i> + &Sigma;<sub><i>n</i></sub> (1 &minus; <i>t</i><sub>b,<i>n</i></sub>) "
+    "<i>&sigma;</i>(<i>x</i>) = <i>x</i> + &Sigma;<sub><i>n</i></sub> [(1 &minus; <i>t</i><sub>b,<i>n</i></sub>) "
     "max(<i>b<sub>n</sub></i> &minus; <i>x</i>, 0)<sup><i>n</i></sup> + (<i>t</i><sub>d,<i>n</i></sub> &minus; 1) "
-    "max(<i>x</i> &minus; <i>d<sub>n</sub></i>, 0)<sup><i>n</i></sup>. With all <i>t</i> = 1 it is softmax itself.</p>"
+    "max(<i>x</i> &minus; <i>d<sub>n</sub></i>, 0)<sup><i>n</i></sup>]. With all <i>t</i> = 1 it is softmax itself.</p>"
 )
 
 
@@ -103,7 +103,7 @@ def settings_tables(settings: Mapping[str, Mapping[str, Any]]) -> str:
         rows = [["setting", *runs], *([name, *(own.get(name, "") for own in runs.values())] for name in own_of)]
         text += table(rows, "in which they differ", "settings") + "\n"
     first = next(iter(runs.values()))
-    shared = [[name, first[name]] for name in names if name not in own_of and first[name] not in ("", "None")]
+    shared = [[name, first[name]] for name in names if name not in own_of and first.get(name, "") not in ("", "None")]
     return text + table([["setting", "value"], *shared], "of all" if len(runs) > 1 else "", "settings")
 
 
