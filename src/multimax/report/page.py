@@ -14,7 +14,7 @@ body { margin: 0 auto; max-width: 62rem; padding: 1.5rem; color: var(--ink); bac
   font: 1rem/1.5 system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; }
 h1 { font-size: 1.6rem; margin: 0 0 .5rem; } h2 { font-size: 1.3rem; margin: 2.2rem 0 .5rem; }
 h3 { font-size: 1.05rem; margin: 1.8rem 0 .4rem; }
-h2, h3 { overflow-wrap: anywhere; }
+body { overflow-wrap: anywhere; } table { overflow-wrap: normal; }
 p, li { max-width: 46rem; } a { color: var(--link); }
 nav ul { columns: 2; padding-left: 1.2rem; } nav li { break-inside: avoid; }
 .wide { overflow-x: auto; margin: .5rem 0; }
