@@ -126,7 +126,12 @@ class Page(HTMLParser):
     @property
     def lacking(self) -> dict[str, str]:
         """Figures that do not apply, with their reasons."""
-        return dict(note.split(": ", 1) for note in self.parts.get(LACKING, {"notes": []})["notes"])
+        return reasons(self.parts)
+
+
+def reasons(parts: dict[str, dict[str, Any]]) -> dict[str, str]:
+    found = (re.fullmatch(r"((?:Where the heads look: )?[^:]*): (.*)", own) for own in parts[LACKING]["notes"])
+    return {own[1]: own[2] for own in found}
 
 
 class Runs:
@@ -223,26 +228,16 @@ def test_learned_parameters_are_those_of_the_saved_models(sweep: Path, whole: Pa
         model = multimax.from_pretrained(AutoModelForImageClassification, folder)
         for name, module in model.named_modules():
             if isinstance(module, multimax.MultiMax):
-                t, knots = (torch.cat((own[0::2], own[1::2])) for own in _interleaved(module))
-                found.setdefault(name.rpartition(".")[0], []).append([*t.tolist(), *knots.tolist()])
+                columns = [own[order] for order in (0, 1) for own in (module.t_b, module.t_d)]
+                columns += [own[order] for order in (0, 1) for own in (module.b, module.d)]
+                found.setdefault(name.rpartition(".")[0], []).append([own.item() for own in columns])
     head, *rows = Page(whole).parts["Learned parameters: MultiMax both"]["tables"][0]
     assert head == ["layer", "tb1", "td1", "tb2", "td2", "b1", "d1", "b2", "d2"]
     assert [row[0] for row in rows] == ["ijepa.layers.0.attention", "ijepa.layers.1.attention", "classifier"]
     assert set(found) == {row[0] for row in rows}
     for name, *cells in rows:
-        expected = [
-            f"{statistics.fmean(own):.4f} ± {statistics.stdev(own):.4f}" for own in zip(*found[name], strict=True)
-        ]
-        assert cells == expected
-
-
-def _interleaved(module: multimax.MultiMax) -> tuple[torch.Tensor, torch.Tensor]:
-    """t_b1, t_b2, t_d1, t_d2 in the paper's order of columns; likewise b and d."""
-    t = torch.stack((module.t_b, module.t_d), -1).flatten().detach()
-    knots = torch.stack((module.b, module.d), -1).flatten().detach()
-    return torch.cat((t[0::4], t[2::4], t[1::4], t[3::4])), torch.cat(
-        (knots[0::4], knots[2::4], knots[1::4], knots[3::4])
-    )
+        pairs = list(zip(*found[name], strict=True))
+        assert cells == [f"{statistics.fmean(own):.4f} ± {statistics.stdev(own):.4f}" for own in pairs]
 
 
 def test_every_figure_of_a_sweep_with_multimax(whole: Path):
@@ -298,7 +293,7 @@ def test_contents_and_ids(whole: Path):
 
 
 def test_equal_inputs_give_equal_bytes(runs: Runs, tmp_path: Path):
-    paths = [runs("softmax"), runs("MultiMax both", **BOTH)]
+    paths = [runs("MultiMax both", **BOTH)]
     one, two = (report(paths, tmp_path / name, examples=4, progress=False) for name in ("one.html", "two.html"))
     assert one.read_bytes() == two.read_bytes()
 
@@ -449,20 +444,22 @@ def test_runs_of_several_kinds_have_sections_of_their_own(sweep: Path, runs: Run
     assert head[1] == "perplexity ↓"
     perplexity = json.loads((language / "result.json").read_text())["metrics"]["perplexity"]
     assert row[1] == f"{perplexity:.2f}"
-    lacking = dict(note.split(": ", 1) for note in text[LACKING]["notes"])
+    lacking = reasons(text)
     assert set(lacking) == {*OF_IMAGES, "Patch similarity by layer and epoch"}
     assert lacking["Grad-CAM"] == "only models of images look at photos."
     assert text["Rollout discrepancy"]["svg"]
 
 
-def test_runs_with_other_tokens_are_each_given_their_own(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_runs_with_other_tokens_are_each_given_their_own(
+    runs: Runs, quick: Callable[..., Page], monkeypatch: pytest.MonkeyPatch
+) -> None:
     paths = [runs("language", "cpu-wikitext2", **BOTH), runs("short", "cpu-wikitext2", length=8, vocabulary=280)]
     given = []
     measure = models.measure
     monkeypatch.setattr(
         models, "measure", lambda m, task, *rest, **o: given.append(task) or measure(m, task, *rest, **o)
     )
-    report(paths, tmp_path / "report.html", examples=2, progress=False)
+    quick(*paths, examples=2)
     assert [len(task.test[0]["input_ids"]) for task in given] == [16, 8]
     assert len(given[0].tokenizer) > len(given[1].tokenizer)
 
@@ -472,9 +469,8 @@ def test_translation(runs: Runs, quick: Callable[..., Page]):
     assert page.parts["Results"]["tables"][0][0][1] == "BLEU ↑"
     layers = [row[0] for row in page.parts["Learned parameters: translation"]["tables"][0][1:]]
     assert sum("encoder_attn" in name for name in layers) == 1
-    assert set(page.lacking) >= {"Rollout discrepancy", *OF_IMAGES}
-    assert page.lacking["Rollout discrepancy"].startswith("the layers are not all self-attention")
-    assert {*FUNCTIONS, *OF_MODELS[:2], OF_PARAMETERS} <= set(page.figures)
+    assert set(page.lacking) == {*OF_IMAGES, "Patch similarity by layer and epoch"}
+    assert {*FUNCTIONS, *OF_MODELS, OF_PARAMETERS} <= set(page.figures)
 
 
 def test_parameters_of_heads(runs: Runs, quick: Callable[..., Page]):
@@ -538,9 +534,10 @@ def test_a_saved_model_without_data(tmp_path: Path, quick: Callable[..., Page]):
 
 def test_a_saved_model_on_data(tmp_path: Path, quick: Callable[..., Page]):
     page = quick(vit(tmp_path / "own"), preset="cpu-digits")
-    assert list(page.sections)[0].startswith("cpu-digits: scikit-learn")
+    count = ViTForImageClassification.from_pretrained(tmp_path / "own").num_parameters()
+    assert next(iter(page.sections)).startswith("cpu-digits: scikit-learn")
     assert page.figures == [*OF_MODELS[:2], "Where the heads look: own", "Rollout discrepancy", "Grad-CAM"]
-    assert page.parts["Measured for this report"]["tables"][0][1][:3] == ["own", "4,890", "2"]
+    assert page.parts["Measured for this report"]["tables"][0][1][:3] == ["own", f"{count:,}", "2"]
 
 
 def test_models_that_take_images_in_their_own_way(
@@ -748,7 +745,7 @@ def hostile(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Path:
         config = json.loads((own / "config.json").read_text())
         (own / "config.json").write_text(json.dumps({**config, "label": label, "about": label}))
         paths.append(own)
-    return report(paths[:-1] + [paths[-1]], folder / "report.html", examples=0, progress=False)
+    return report(paths, folder / "report.html", examples=0, progress=False)
 
 
 def test_labels_are_text(hostile: Path):
@@ -769,7 +766,8 @@ def test_labels_in_figures_are_short_lines_and_differ():
         assert not text.startswith("_")  # which legends leave out
         assert all(len(line) <= 26 for line in text.splitlines())
         assert len(text.splitlines()) <= 3
-    figure = multimax.plots.training_curves({own: [{"step": 1, "loss": 2.0}] for own in found.values()}, names=["loss"])
+    logs = {own: [{"step": 1, "loss": 2.0, "accuracy": 0.5, "bleu": 1.0}] for own in found.values()}
+    figure = multimax.plots.training_curves(logs, names=["loss", "accuracy", "bleu"])
     assert len(figure.legends[0].get_texts()) == len(found)
     as_svg(figure)  # no mathematics that is wrong
 
@@ -808,7 +806,7 @@ def test_a_link_of_the_contents_leads_to_its_part(opened: Watched, whole: Path):
     page = opened.open(whole.as_uri())
     page.click("nav >> text=Grad-CAM")
     top = page.evaluate("document.querySelector(location.hash).getBoundingClientRect().top")
-    assert 0 <= top < 900
+    assert -1 <= top < 900
     assert page.evaluate("document.querySelector(location.hash).textContent").strip().startswith("Grad-CAM")
 
 
