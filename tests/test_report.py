@@ -36,6 +36,7 @@ from multimax.experiments.settings import Settings, override, preset
 from multimax.experiments.trainer import Diverged
 from multimax.plots.style import as_svg
 from multimax.report import drawing, models, report, sources
+from multimax.report import page as html
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what the Trainer uses
 
@@ -822,3 +823,15 @@ def test_print(opened: Watched, whole: Path, tmp_path: Path):
     assert page.evaluate("document.documentElement.scrollWidth") == 680
     tall = "[...document.querySelectorAll('figure')].filter(own => own.getBoundingClientRect().height > 1009)"
     assert page.evaluate(f"{tall}.map(own => own.id)") == []
+
+
+def test_a_tall_picture_fits_on_a_sheet(opened: Watched, tmp_path: Path):
+    svg = b'<svg xmlns="http://www.w3.org/2000/svg" width="600" height="3000"><rect width="600" height="3000"/></svg>'
+    figure = html.figure("tall", "tall", "words " * 60, svg)
+    (tmp_path / "tall.html").write_text(html.page("tall", [("part", "part", figure, [])], ""))
+    page = opened.open((tmp_path / "tall.html").as_uri())
+    page.emulate_media(media="print")
+    page.set_viewport_size({"width": 702, "height": 941})  # letter, without the margins
+    assert page.evaluate("document.querySelector('figure').getBoundingClientRect().height") <= 941
+    shape = page.evaluate("[document.images[0].clientWidth, document.images[0].clientHeight]")
+    assert shape[1] == pytest.approx(5 * shape[0], abs=5)

@@ -31,7 +31,7 @@ code { font-family: ui-monospace, "DejaVu Sans Mono", monospace; font-size: .9em
 @media print { body { max-width: none; padding: 0; font-size: 10pt; } nav { display: none; }
   a { color: inherit; text-decoration: none; } h2, h3 { break-after: avoid; }
   .wide { overflow: visible; } table { font-size: 7.5pt; } tr { break-inside: avoid; }
-  figure img { max-height: 23cm; } @page { margin: 1.5cm; } }
+  figure img { max-height: 20cm; } @page { margin: 1.5cm; } }
 """
 FORMULA = (
     "<p>MultiMax is softmax of "
