@@ -727,7 +727,7 @@ def test_a_report_is_written_over_and_nothing_is_left_beside_it(runs: Runs, out:
 HOSTILE = [
     "<script>alert(1)</script>",
     "\"'><img src=x onerror=alert(1)>&amp;&lt;",
-    r"costs $5^ or $\frac",
+    r"costs $\nope$ more",
     "_hidden",
     "_hidden too",
     "x" * 300 + " " + "y" * 300,
