@@ -4,10 +4,8 @@ import contextlib
 import io
 import json
 import math
-import os
 import random
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -23,9 +21,9 @@ import pytest
 import torch
 
 import multimax
+from browser import Watched, browser  # noqa: F401, a fixture
 from multimax import cli, explorer, metrics, plots, reweighting
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 KEYS = ("softmax", "sparsemax", "entmax15", "evsoftmax", "multimax")
 OTHERS = {key: getattr(reweighting, key) for key in KEYS[:-1]}
 PYTHON_NAMES = dict(zip(KEYS, ("softmax", "sparsemax", "entmax-1.5", "Ev-SoftMax", "MultiMax"), strict=True))
@@ -145,41 +143,11 @@ def test_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixtur
 # ---- the page ----
 
 
-class Watched:
-    """A page that keeps what it should not do."""
-
-    def __init__(self, page: Any) -> None:
-        self.page = page
-        self.said: list[str] = []
-        self.requests: list[str] = []
-        page.on("console", lambda message: self.said.append(message.text))
-        page.on("pageerror", lambda error: self.said.append(str(error)))
-        page.context.on("request", lambda request: self.requests.append(request.url))
-
-    def open(self, address: str) -> Any:
-        self.page.goto("about:blank")  # else only the hash would change
-        self.page.goto(address)
-        return self.page
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright; pip install playwright")
-    if CHROMIUM is None:
-        pytest.skip("no browser on this machine; apt-get install chromium")
-    # as root, which continuous integration is, Chromium does not start with its sandbox; it opens our own page only
-    alone = ["--no-sandbox"] if os.geteuid() == 0 else []
-    with playwright.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=CHROMIUM, args=alone)
-        yield opened
-        opened.close()
-
-
 FILE = explorer.FILE.as_uri()
 
 
 @pytest.fixture
-def watched(browser: Any) -> Iterator[Watched]:
+def watched(browser: Any) -> Iterator[Watched]:  # noqa: F811
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     context.set_default_timeout(20_000)
     watched = Watched(context.new_page())

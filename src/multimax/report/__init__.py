@@ -15,10 +15,9 @@ from transformers.utils import logging as quiet
 from multimax import __version__
 from multimax.experiments import table as tables
 from multimax.experiments.settings import as_dict
-from multimax.experiments.task import Task
 from multimax.plots.style import as_svg
 from multimax.report import models, page
-from multimax.report.drawing import Drawing, Drawings, NotHere, link
+from multimax.report.drawing import Drawing, Drawings, NotHere
 from multimax.report.sources import Group, read
 
 __all__ = ["report"]
@@ -54,6 +53,8 @@ def report(
         The file.
     """
     out = Path(out)
+    if isinstance(paths, str | Path):
+        raise TypeError(f"multimax: expected a list of paths, got {str(paths)!r}; put it into one")
     if not paths:
         raise ValueError("multimax: expected at least one run, sweep or saved model, got none")
     if not isinstance(examples, int) or isinstance(examples, bool) or examples < 0:
@@ -97,14 +98,15 @@ def _models(group: Group, examples: int, bar: Any) -> tuple[dict[str, models.Mea
     """Models by label, run on data, and why they were not, if they were not."""
     without = "" if examples else "models were not run on data"
     found: dict[str, models.Measured] = {}
-    task: Task | None = None
+    tasks = models.Tasks()
     for source in group.sources:
         bar.set_description(f"runs {source.label}"[:40])
         if source.model is not None:
+            task = None
             if source.settings is None:
                 without = without or "there is no data for saved models; give --preset and --data"
-            elif task is None and examples:
-                task = models.task_for(source)
+            elif examples:
+                task = tasks.of(source)
             found[source.label] = models.measured(source, task, examples)
         bar.update()
     return found, without
@@ -119,7 +121,7 @@ def _section(group: Group, name: str, examples: int, bar: Any) -> tuple[str, str
     notes = [*group.notes, *(source.note for source in group.sources if source.note)]
 
     def part(title: str, *content: str) -> None:
-        own = f"{name}-{link(title)}"
+        own = f"{name}-{len(parts) + 1}"
         parts.append((own, title))
         html.append(f'<h3 id="{own}">{escape(title)}</h3>\n' + "\n".join(content))
 
@@ -129,7 +131,8 @@ def _section(group: Group, name: str, examples: int, bar: Any) -> tuple[str, str
         part("To be known", page.listed(notes))
     measured = models.measures_of(found.items())
     if len(measured) > 1:
-        words = f"Of the attention, on at most {examples} examples of the test set, means over the layers."
+        data = ", ".join(dict.fromkeys(own.data for own in found.values() if own.data))
+        words = f"Of the attention, on at most {examples} examples of the test set of {data}, means over the layers."
         part("Measured for this report", page.table(measured), page.listed([words]))
     lacking = []
     for drawing in _with_bar(list(Drawings(group, found, parameters, without)), bar):
@@ -138,7 +141,7 @@ def _section(group: Group, name: str, examples: int, bar: Any) -> tuple[str, str
         except NotHere as error:
             lacking.append(f"{drawing.title}: {error}.")
             continue
-        own = f"{name}-{link(drawing.name)}"
+        own = f"{name}-{len(parts) + 1}"
         parts.append((own, drawing.title))
         html.append(page.figure(own, drawing.title, drawing.caption, svg))
     for label in parameters.labels:
@@ -146,6 +149,8 @@ def _section(group: Group, name: str, examples: int, bar: Any) -> tuple[str, str
             rows, note = tables.parameter_rows(parameters, label)
             part(f"Learned parameters: {label}", page.table(rows), page.listed([note]))
     settings = {source.label: as_dict(source.settings) for source in group.sources if source.settings is not None}
+    if not settings and group.sweep is not None:  # a file of numbers, which has them as well
+        settings = {label: group.sweep.of(label)[0].config for label in group.sweep.labels if group.sweep.of(label)}
     if settings:
         part("Settings", page.settings_tables(settings))
     if lacking:

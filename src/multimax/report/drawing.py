@@ -1,17 +1,17 @@
 """The figures of a report, those that apply."""
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
-
-from torch import Tensor
 
 from multimax import plots
 from multimax.experiments import table as tables
 from multimax.experiments.results import Sweep
 from multimax.metrics import AttentionStatistics
+from multimax.plots import attention_of, class_activation
 from multimax.plots.style import layer_names
 from multimax.report.models import Measured
 from multimax.report.sources import Group
@@ -19,6 +19,8 @@ from multimax.report.sources import Group
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+NO_MODEL = "there is no trained model"
+WIDEST = 20  # letters in a line of a label
 Parameters = Mapping[str, Sequence[float]]
 
 
@@ -31,13 +33,11 @@ class Drawing:
     """A figure to be drawn.
 
     Attributes:
-        name: for links.
         title: in words.
         caption: how to read it.
         draw: makes it; raises :class:`NotHere` if it does not apply.
     """
 
-    name: str
     title: str
     caption: str
     draw: Callable[[], "Figure"]
@@ -60,18 +60,29 @@ class Drawings:
             for label in parameters.labels
             if _has_multimax(parameters, label)
         }
+        self.labels = _labels([*(source.label for source in group.sources), *measured])
+        self.photos = {label: own for label, own in measured.items() if own.pixels is not None}
+        # figures of functions are of one model: the last method's, with the seed that other figures have
+        self.of, self.layers = "", {}
+        if self.learned:
+            label = list(self.learned)[-1]
+            seed = next((own.settings.seed for own in group.sources if own.label == label and own.settings), None)
+            runs = [run for run in parameters.of(label) if run.result.get("parameters")]
+            run = min(runs, key=lambda run: run.seed != seed)
+            layers = tables.learned_layers(replace(parameters, runs=[run]), label)
+            self.of = f"{label}{'' if len(runs) == 1 else f', seed {run.seed}'}"
+            self.of += ", first head" * any(len(own) > 1 for own in layers.values())
+            self.layers = {name: own[0] for name, own in _short(layers).items()}
 
     def __iter__(self) -> Iterator[Drawing]:
         """In the order in which they are shown."""
         yield Drawing(
-            "learning",
             "Loss and metrics",
             "Over the steps of training; what begins with eval is of the evaluations in between.",
             self.learning,
         )
         for label, layers in self.learned.items():
             yield Drawing(
-                f"sigma-{label}",
                 f"Learned sigma: {label}",
                 "The modulator that each layer has learned, against the identity (dashed), which is softmax: steeper "
                 "than the identity, differences between scores grow; flatter, they shrink. A line a seed and head. "
@@ -79,74 +90,65 @@ class Drawings:
                 partial(plots.learned_sigma, _short(layers)),
             )
         yield Drawing(
-            "simplex",
             "Paths on the simplex",
             "Where a series of inputs, from (3, 0, -1) over (3, 3, -1) to (0, 3, -1), ends on the simplex: corners are "
-            "one mode, edges two. MultiMax with the parameters that the layers have learned. Figure 1a of the paper.",
+            f"one mode, edges two. MultiMax with the parameters that layers of {self.of} have learned. Figure 1a of "
+            "the paper.",
             lambda: plots.simplex(multimax=self.of_layers()),
         )
         yield Drawing(
-            "trade-off",
             "Sparsity against multi-modality",
             "Of two modes over noise. Softmax moves along its curve with the temperature; right of and above it is "
-            "what no temperature reaches. The numbers are layers, with the parameters that they have learned. "
-            "Figure 1b of the paper.",
+            f"what no temperature reaches. MultiMax with the parameters that layers of {self.of} have learned. Figure "
+            "1b of the paper.",
             lambda: plots.trade_off(multimax=self.of_layers(numbered=True)),
         )
         yield Drawing(
-            "two-entries",
             "The weight of an entry beside a fixed one",
-            "For the inputs [-2, x] and [2, x]. Functions of differences alone draw one curve twice, moved. Figure 2 "
-            "of the paper.",
+            "For the inputs [-2, x] and [2, x]. Functions of differences alone draw one curve twice, moved. MultiMax "
+            f"with the parameters that the last layer of {self.of} has learned. Figure 2 of the paper.",
             lambda: plots.two_entries(multimax=dict(list(self.of_layers().items())[-1:])),
         )
         yield Drawing(
-            "patch-similarity",
             "Patch similarity by layer and epoch",
             "How alike the patches are after each layer; close to 1 is oversmoothed. Figure 4 of the paper.",
             self.patch_similarity,
         )
         yield Drawing(
-            "histograms",
             "Histograms of attention weights",
             "By layer, both scales logarithmic: sparse attention has many weights far to the left. Figure 5 of the "
             "paper.",
             lambda: plots.attention_histograms(self.statistics()),
         )
         yield Drawing(
-            "cumulative",
             "Cumulative distributions of attention weights",
             "The share of weights below each value. Figure 8 of the paper.",
             lambda: plots.cumulative_attention(self.statistics()),
         )
+        for label in self.photos or ("",):
+            yield Drawing(
+                "Where the heads look" + f": {label}" * bool(label),
+                "From the patch that is marked, in the middle of the first photo, in the first, the middle and the "
+                "last layer; each row has its own scale. Figure 7 of the paper.",
+                partial(self.attention_maps, label),
+            )
         yield Drawing(
-            "attention-maps",
-            "Where the heads look",
-            "From the patch that is marked, in the middle of the first photo; each row has its own scale. Figure 7 of "
-            "the paper.",
-            self.attention_maps,
-        )
-        yield Drawing(
-            "rollout",
             "Rollout discrepancy",
             "How far the attention accumulated up to a layer is from that layer's own: total variation, with a band of "
             "one standard deviation over the examples. Figure 9 of the paper.",
             self.rollout,
         )
         yield Drawing(
-            "grad-cam",
             "Grad-CAM",
             "Which patches speak for the class that the model predicts. Figure 6 of the paper.",
             self.grad_cam,
         )
         yield Drawing(
-            "parameters",
             "Parameters over the steps of training",
             "Of each layer, in the paper's symbols.",
             lambda: self.curves("multimax/"),
         )
         yield Drawing(
-            "measures",
             "Measures over the steps of training",
             "Of the attention of each layer, at the evaluations.",
             lambda: self.curves("measures/"),
@@ -154,7 +156,7 @@ class Drawings:
 
     def logs(self) -> dict[str, list[dict[str, Any]]]:
         """By label, of those that have logged."""
-        found = {source.label: source.log for source in self.group.sources if source.log}
+        found = {self.labels[source.label]: source.log for source in self.group.sources if source.log}
         if not found:
             raise NotHere("there is no log of training")
         return found
@@ -170,19 +172,13 @@ class Drawings:
         return plots.training_curves(logs, names=names)
 
     def of_layers(self, numbered: bool = False) -> dict[str, Parameters]:
-        """Parameters by layer of attention, or of output if there are no others, of the last method and first seed."""
-        if not self.learned:
+        """Parameters by layer of attention, or of output if there are no others."""
+        if not self.layers:
             raise NotHere("there is no MultiMax among them")
-        label, layers = list(self.learned.items())[-1]
-        short = layer_names(layers)
-        chosen = {short[name]: own[0] for name, own in layers.items()}
-        numbers = {name: own for name, own in chosen.items() if name.startswith("layer ")}
-        chosen = numbers or chosen
+        chosen = {name: own for name, own in self.layers.items() if name.startswith("layer ")} or self.layers
         if numbered and len(chosen) > 1:
             return {str(place): own for place, own in enumerate(chosen.values(), start=1)}
-        names = list(chosen)
-        shown = dict.fromkeys((names[0], names[len(names) // 2], names[-1]))
-        return {f"{label},\n{name}": chosen[name] for name in shown}
+        return {f"MultiMax,\n{name}": own for name, own in _some(chosen).items()}
 
     def patch_similarity(self) -> "Figure":
         """Of runs on images."""
@@ -193,9 +189,11 @@ class Drawings:
 
     def statistics(self) -> dict[str, AttentionStatistics]:
         """By label."""
-        found = {label: own.statistics for label, own in self.measured.items() if own.statistics is not None}
+        found = {
+            self.labels[label]: own.statistics for label, own in self.measured.items() if own.statistics is not None
+        }
         if not found:
-            raise NotHere(self.without or "there is no trained model")
+            raise NotHere(self.without or NO_MODEL)
         return found
 
     def rollout(self) -> "Figure":
@@ -208,26 +206,31 @@ class Drawings:
             raise NotHere("the layers are not all self-attention of one length, one after the other")
         return plots.rollout_discrepancy(found)
 
-    def attention_maps(self) -> "Figure":
-        """Of the first photo, some layers of each model."""
-        found = {label: own.photos for label, own in self.measured.items() if own.photos is not None}
-        if not found:
-            raise NotHere(self.without or "only models of images look at photos")
-        maps: dict[str, Tensor] = {}
-        for label, photos in found.items():
-            short = layer_names(photos.attention)
-            maps |= {f"{label},\n{short[name]}": own for name, own in photos.attention.items()}
-        rows, columns = photos.grid
-        query = rows // 2 * columns + columns // 2
-        return plots.attention_maps(photos.pixels[0], maps, query=query, grid=photos.grid)
+    def attention_maps(self, label: str) -> "Figure":
+        """Of the first photo, some layers of a model."""
+        own = self.pictured(label)
+        assert own.pixels is not None
+        with _applies():
+            found = _some(_short(attention_of(own.model, own.pixels[:1])))
+            rows, columns = own.grid
+            query = rows // 2 * columns + columns // 2
+            return plots.attention_maps(own.pixels[0], found, query=query, grid=own.grid)
 
     def grad_cam(self) -> "Figure":
         """Of some photos, a row a model."""
-        found = {label: own.photos for label, own in self.measured.items() if own.photos is not None}
-        if not found:
-            raise NotHere(self.without or "only models of images look at photos")
-        first = next(iter(found.values()))
-        return plots.grad_cam(first.pixels, {label: own.activation for label, own in found.items()})
+        first = self.pictured(next(iter(self.photos), ""))
+        with _applies():
+            found = {
+                self.labels[label]: class_activation(own.model, own.pixels, grid=own.grid)
+                for label, own in self.photos.items()
+            }
+            return plots.grad_cam(first.pixels, found)
+
+    def pictured(self, label: str) -> Measured:
+        """A model of images."""
+        if label not in self.photos:
+            raise NotHere(self.without or ("only models of images look at photos" if self.measured else NO_MODEL))
+        return self.photos[label]
 
     def curves(self, kind: str) -> "Figure":
         """What was logged of layers."""
@@ -251,11 +254,34 @@ def _has_multimax(sweep: Sweep, label: str) -> bool:
     return any(symbols <= set(own) for run in sweep.of(label) for own in (run.result.get("parameters") or {}).values())
 
 
+def _some(layers: Mapping[str, Any]) -> dict[str, Any]:
+    """The first, the middle and the last."""
+    names = list(layers)
+    return {name: layers[name] for name in dict.fromkeys((names[0], names[len(names) // 2], names[-1]))}
+
+
+@contextmanager
+def _applies() -> Iterator[None]:
+    """What a figure does not take is a reason that it does not apply."""
+    try:
+        yield
+    except ValueError as error:
+        if not str(error).startswith("multimax: "):
+            raise
+        raise NotHere(str(error).removeprefix("multimax: ")) from error
+
+
+def _labels(labels: Iterable[str]) -> dict[str, str]:
+    """Labels as figures have them: in short lines, without dollars, which would begin mathematics, all different."""
+    found: dict[str, str] = {}
+    for label in dict.fromkeys(labels):
+        text = textwrap.fill(label, WIDEST, max_lines=3, placeholder="…").replace("$", r"\$")
+        # matplotlib's legends leave out what begins with _
+        numbered = not text or text.startswith("_") or text in found.values()
+        found[label] = f"{len(found) + 1}: {text}" if numbered else text
+    return found
+
+
 def _short(layers: Mapping[str, Any]) -> dict[str, Any]:
     short = layer_names(layers)
     return {short[name]: own for name, own in layers.items()}
-
-
-def link(text: str) -> str:
-    """A name for a link."""
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")

@@ -11,37 +11,31 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from multimax.convert import from_pretrained
+from multimax.convert.seeing import seen
 from multimax.experiments.results import Run, Sweep
-from multimax.experiments.run import CONFIG, FINISHED, learned, task_of
+from multimax.experiments.run import CONFIG, FINISHED, learned, task_of, told
 from multimax.experiments.settings import read_json
 from multimax.experiments.task import Task
 from multimax.experiments.trainer import measure, spread
 from multimax.metrics import AttentionStatistics
-from multimax.plots import attention_of, class_activation
 from multimax.plots.style import words
 from multimax.report.sources import Group, Source
 
 PICTURES = 6  # photos that Grad-CAM is shown of
 FIGURES_NEED = ("histogram", "rollout_discrepancy")
-
-
-@dataclass
-class Photos:
-    """What is shown of a model of images.
-
-    Attributes:
-        pixels: (n, channels, height, width), as the model takes them.
-        names: of their classes.
-        activation: Grad-CAM of each, (n, rows, columns).
-        attention: weights of the first photo, (heads, queries, keys), by layer: the first, the middle, the last.
-        grid: rows and columns of patches.
-    """
-
-    pixels: Tensor
-    names: list[str]
-    activation: Tensor
-    attention: dict[str, Tensor]
-    grid: tuple[int, int]
+# settings that say how data is read for a model
+DATA = (
+    "task",
+    "data",
+    "test_set",
+    "languages",
+    "tokenizer",
+    "vocabulary",
+    "length",
+    "stride",
+    "image_size",
+    "augmentation",
+)
 
 
 @dataclass
@@ -50,13 +44,25 @@ class Measured:
 
     Attributes:
         model: in evaluation mode.
+        data: the name of what it was run on.
         statistics: of its attention, None without data.
-        photos: None but for images.
+        pixels: some photos (n, channels, height, width), as the model takes them; None but for images.
     """
 
     model: PreTrainedModel
+    data: str = ""
     statistics: AttentionStatistics | None = None
-    photos: Photos | None = None
+    pixels: Tensor | None = None
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of patches."""
+        assert self.pixels is not None
+        patch = getattr(self.model.config, "patch_size", None)
+        if not isinstance(patch, int) and not (isinstance(patch, list | tuple) and len(patch) == 2):
+            raise ValueError(f"multimax: expected a model with a size of patches, got patch_size {patch!r}")
+        height, width = (patch, patch) if isinstance(patch, int) else patch
+        return self.pixels.shape[-2] // height, self.pixels.shape[-1] // width
 
 
 def load(folder: Path) -> PreTrainedModel:
@@ -65,50 +71,54 @@ def load(folder: Path) -> PreTrainedModel:
     Args:
         folder: with config.json and weights as safetensors.
     """
-    config = read_json(folder / CONFIG)
-    named = config.get("architectures") or ["none"]
-    cls = getattr(transformers, str(named[0]), None)
-    if not isinstance(cls, type) or not issubclass(cls, PreTrainedModel):
-        raise ValueError(
-            f"multimax: expected a model of transformers in {str(folder)!r}, got architectures {', '.join(named)}"
+    config = _config(folder)
+    named = config.get("architectures")
+    name = named[0] if isinstance(named, list) and named else None
+    cls = getattr(transformers, name, None) if isinstance(name, str) else None
+    if not isinstance(cls, type) or not issubclass(cls, PreTrainedModel) or cls is PreTrainedModel:
+        raise ValueError(f"multimax: expected a model of transformers in {str(folder)!r}, got architectures {named!r}")
+    options: dict[str, Any] = {"use_safetensors": True, "output_loading_info": True}
+    with told(f"expected a model that transformers can load in {str(folder)!r}"):
+        found: Any = (
+            from_pretrained(cls, folder, **options) if "multimax" in config else cls.from_pretrained(folder, **options)
         )
-    if config.get("multimax") is not None:
-        model: PreTrainedModel = from_pretrained(cls, folder, use_safetensors=True)
-    else:
-        model = cls.from_pretrained(folder, use_safetensors=True)
-    model.eval()
-    return model
+    model, info = found
+    if info["missing_keys"]:  # transformers would draw them at random
+        missing = ", ".join(sorted(info["missing_keys"]))
+        raise ValueError(f"multimax: expected all weights of {name} in {str(folder)!r}, got none of {missing:.200}")
+    own: PreTrainedModel = model
+    own.eval()
+    return own
 
 
-def task_for(source: Source) -> Task:
-    """The data of a source, read as its model takes it."""
-    settings, folder = source.settings, source.model
-    assert settings is not None
-    assert folder is not None
-    size = read_json(folder / CONFIG).get("image_size")
-    if settings.task == "vision" and isinstance(size, int):
-        settings = replace(settings, image_size=size)
-    # a model for text brings its tokenizer
-    return task_of(replace(settings, start=str(folder)))
+def _config(folder: Path) -> dict[str, Any]:
+    config = read_json(folder / CONFIG)
+    if not isinstance(config, dict):
+        raise ValueError(f"multimax: expected a model's settings in {str(folder / CONFIG)!r}, got {config!r:.60}")
+    return config
 
 
-def _grid(model: PreTrainedModel, pixels: Tensor) -> tuple[int, int]:
-    patch = model.config.patch_size
-    height, width = (patch, patch) if isinstance(patch, int) else patch
-    return pixels.shape[-2] // height, pixels.shape[-1] // width
+class Tasks:
+    """Data, read once for all models that take it alike."""
 
+    def __init__(self) -> None:
+        self.found: dict[str, Task] = {}
 
-def _photos(model: PreTrainedModel, task: Task) -> Photos:
-    dataset: Any = task.test
-    examples = [dataset[i] for i in spread(dataset, PICTURES)]
-    pixels = torch.stack([own["pixel_values"] for own in examples])
-    names = [str(task.classes[int(own["labels"])]) for own in examples]  # type: ignore[attr-defined]
-    found = attention_of(model, pixels[:1])
-    layers = list(found)
-    shown = dict.fromkeys((layers[0], layers[len(layers) // 2], layers[-1]))
-    grid = _grid(model, pixels)
-    activation = class_activation(model, pixels, grid=grid)
-    return Photos(pixels, names, activation, {name: found[name][0] for name in shown}, grid)
+    def of(self, source: Source) -> Task:
+        """The data of a source, read as its model takes it."""
+        settings, folder = source.settings, source.model
+        assert settings is not None
+        assert folder is not None
+        settings = replace(settings, data=source.data)
+        size = _config(folder).get("image_size")
+        if settings.task == "vision" and isinstance(size, int):
+            settings = replace(settings, image_size=size)
+        alike = str({name: getattr(settings, name) for name in DATA})
+        if alike not in self.found:
+            with told(f"expected data of {settings.preset!r} for the model in {str(folder)!r}"):
+                # a model for text brings its tokenizer
+                self.found[alike] = task_of(replace(settings, start=str(folder)))
+        return self.found[alike]
 
 
 def measured(source: Source, task: Task | None, examples: int) -> Measured:
@@ -121,12 +131,19 @@ def measured(source: Source, task: Task | None, examples: int) -> Measured:
     """
     assert source.model is not None
     model = load(source.model)
+    with seen(model):  # raises if there is no attention
+        pass
     if task is None:
         return Measured(model)
     task.use(model)
     batch = int(task.settings.trainer.get("per_device_eval_batch_size", 16))
-    statistics = measure(model, task, task.test, examples, min(batch, examples), others=FIGURES_NEED)
-    return Measured(model, statistics, _photos(model, task) if task.settings.task == "vision" else None)
+    with told(f"expected the model in {str(source.model)!r} to take the data {task.data_name!r}"):
+        statistics = measure(model, task, task.test, examples, min(batch, examples), others=FIGURES_NEED)
+    pixels = None
+    if task.settings.task == "vision":
+        dataset: Any = task.test
+        pixels = torch.stack([dataset[i]["pixel_values"] for i in spread(dataset, PICTURES)])
+    return Measured(model, task.data_name, statistics, pixels)
 
 
 def parameters_of(group: Group, found: Mapping[str, Measured]) -> Sweep:

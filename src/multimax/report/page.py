@@ -14,7 +14,7 @@ body { margin: 0 auto; max-width: 62rem; padding: 1.5rem; color: var(--ink); bac
   font: 1rem/1.5 system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; }
 h1 { font-size: 1.6rem; margin: 0 0 .5rem; } h2 { font-size: 1.3rem; margin: 2.2rem 0 .5rem; }
 h3 { font-size: 1.05rem; margin: 1.8rem 0 .4rem; }
-h2, h3 { overflow-wrap: anywhere; }
+body { overflow-wrap: anywhere; } table { overflow-wrap: normal; }
 p, li { max-width: 46rem; } a { color: var(--link); }
 nav ul { columns: 2; padding-left: 1.2rem; } nav li { break-inside: avoid; }
 .wide { overflow-x: auto; margin: .5rem 0; }
@@ -22,7 +22,7 @@ table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabu
 caption { text-align: left; color: var(--soft); padding: .2rem 0; }
 th, td { border: 1px solid var(--line); padding: .25rem .55rem; text-align: left; vertical-align: top; }
 thead th { background: var(--head); } tbody th { font-weight: 600; }
-.settings td, .settings th { overflow-wrap: anywhere; }
+.settings td, .settings thead th { overflow-wrap: anywhere; }
 figure { margin: 1.5rem 0; break-inside: avoid; } figure img { max-width: 100%; height: auto; display: block; }
 figcaption { color: var(--soft); font-size: .9rem; max-width: 46rem; margin-top: .3rem; }
 .notes { color: var(--soft); font-size: .9rem; }
@@ -31,13 +31,13 @@ code { font-family: ui-monospace, "DejaVu Sans Mono", monospace; font-size: .9em
 @media print { body { max-width: none; padding: 0; font-size: 10pt; } nav { display: none; }
   a { color: inherit; text-decoration: none; } h2, h3 { break-after: avoid; }
   .wide { overflow: visible; } table { font-size: 7.5pt; } tr { break-inside: avoid; }
-  figure img { max-height: 23cm; } @page { margin: 1.5cm; } }
+  figure img { max-height: 20cm; } @page { margin: 1.5cm; } }
 """
 FORMULA = (
     "<p>MultiMax is softmax of "
-    "<i>&sigma;</i>(<i>x</i>) = <i>x</i> + &Sigma;<sub><i>n</i></sub> (1 &minus; <i>t</i><sub>b,<i>n</i></sub>) "
+    "<i>&sigma;</i>(<i>x</i>) = <i>x</i> + &Sigma;<sub><i>n</i></sub> [(1 &minus; <i>t</i><sub>b,<i>n</i></sub>) "
     "max(<i>b<sub>n</sub></i> &minus; <i>x</i>, 0)<sup><i>n</i></sup> + (<i>t</i><sub>d,<i>n</i></sub> &minus; 1) "
-    "max(<i>x</i> &minus; <i>d<sub>n</sub></i>, 0)<sup><i>n</i></sup>. With all <i>t</i> = 1 it is softmax itself.</p>"
+    "max(<i>x</i> &minus; <i>d<sub>n</sub></i>, 0)<sup><i>n</i></sup>]. With all <i>t</i> = 1 it is softmax itself.</p>"
 )
 
 
@@ -103,7 +103,7 @@ def settings_tables(settings: Mapping[str, Mapping[str, Any]]) -> str:
         rows = [["setting", *runs], *([name, *(own.get(name, "") for own in runs.values())] for name in own_of)]
         text += table(rows, "in which they differ", "settings") + "\n"
     first = next(iter(runs.values()))
-    shared = [[name, first[name]] for name in names if name not in own_of and first[name] not in ("", "None")]
+    shared = [[name, first[name]] for name in names if name not in own_of and first.get(name, "") not in ("", "None")]
     return text + table([["setting", "value"], *shared], "of all" if len(runs) > 1 else "", "settings")
 
 

@@ -1,6 +1,6 @@
 """What a report is about: from folders and files to runs and models, in groups that can be compared."""
 
-from collections import Counter
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Any
 from multimax.experiments import results
 from multimax.experiments import sweep as sweeps
 from multimax.experiments.results import Run, Sweep
-from multimax.experiments.run import CONFIG, METRICS, MODEL, RESULT
+from multimax.experiments.run import CONFIG, METRICS, MODEL, RESULT, told
 from multimax.experiments.settings import Settings, from_dict, preset, read_json
 from multimax.plots import read_metrics
 
@@ -21,6 +21,7 @@ class Source:
     Attributes:
         label: the method, or the folder's name.
         settings: of the run, or those that say what data a saved model gets; None for a model alone.
+        data: that the model is run on.
         log: what the run has logged.
         model: the folder of its model, None if there is none.
         note: what is to be known of it.
@@ -28,6 +29,7 @@ class Source:
 
     label: str
     settings: Settings | None
+    data: str = ""
     log: list[dict[str, Any]] = field(default_factory=list)
     model: Path | None = None
     note: str = ""
@@ -70,12 +72,17 @@ class _Found:
         return settings.task, settings.preset, settings.data, str(self.path) if alone else ""
 
 
-def _run_folder(path: Path) -> _Found:
+def _name(path: Path) -> str:
+    return path.resolve().name or str(path)
+
+
+def _run_folder(path: Path, data: str | None) -> _Found:
     settings = from_dict(read_json(path / CONFIG), str(path / CONFIG))
-    label = settings.label or path.name
-    source = Source(label, settings)
+    label = settings.label or _name(path)
+    source = Source(label, settings, settings.data if data is None else data)
     if (path / METRICS).is_file():
-        source.log = read_metrics(path)
+        with told(f"expected lines of JSON in {str(path / METRICS)!r}"):
+            source.log = read_metrics(path)
     else:
         source.note = f"{label}: nothing logged yet."
     if (path / MODEL).is_dir():
@@ -86,26 +93,29 @@ def _run_folder(path: Path) -> _Found:
     run = results.read_run(path)
     if not run.finished:
         source.note = f"{label}, seed {settings.seed}: diverged, so only what it has logged is shown."
+    elif source.model is None:
+        source.note = f"{label}, seed {settings.seed}: no folder {MODEL} is left, so there are no figures of its model."
     return _Found(path, source, settings.seed, replace(run, label=label))
 
 
 def _model_folder(path: Path, preset_name: str | None, data: str | None) -> _Found:
     settings = None
     if preset_name is not None:
-        settings = replace(preset(preset_name), label=path.name)
+        settings = replace(preset(preset_name), label=_name(path))
         settings = settings if data is None else replace(settings, data=data)
     elif data is not None:
         raise ValueError(
             f"multimax: expected --preset beside --data for the saved model {str(path)!r}, got none; it says how the "
             "data is read, such as cpu-fashion or paper-deit-small"
         )
-    return _Found(path, Source(path.name, settings, model=path))
+    return _Found(path, Source(_name(path), settings, "" if settings is None else settings.data, model=path))
 
 
 def _sweep_group(path: Path, seed: int | None, data: str | None) -> Group:
     """All its runs in the table, those of one seed in the figures."""
     found = results.read(path)
-    group = Group(f"{path.stem}: {found.about.get('about', 'a sweep')}", found, [])
+    name = path.stem if path.is_file() else _name(path)
+    group = Group(f"{name}: {found.about.get('about', 'a sweep')}", found, [])
     if path.is_file():
         group.notes.append("Read from a file that holds numbers alone: figures that need models or logs are not here.")
         return group
@@ -116,9 +126,8 @@ def _sweep_group(path: Path, seed: int | None, data: str | None) -> Group:
             what = "that is over" if seed is None else f"with seed {seed} that is over"
             group.notes.append(f"{label}: no run {what}, so there are no figures of it.")
             continue
-        source = _run_folder(path / sweeps.slug(label) / f"seed-{own[0].seed}").source
-        _with_data(source, data)
-        group.sources.append(source)
+        first = next((run for run in own if run.finished), own[0])  # one that diverged has no model
+        group.sources.append(_run_folder(path / sweeps.slug(label) / f"seed-{first.seed}", data).source)
     if len(found.about["seeds"]) > 1 and group.sources:
         seeds = sorted({source.settings.seed for source in group.sources if source.settings is not None})
         shown = ", ".join(map(str, seeds))
@@ -126,17 +135,18 @@ def _sweep_group(path: Path, seed: int | None, data: str | None) -> Group:
     return group
 
 
-def _with_data(source: Source, data: str | None) -> None:
-    if data is not None and source.settings is not None:
-        source.settings = replace(source.settings, data=data)
-
-
 def _distinct(found: Sequence[_Found]) -> None:
-    """Labels that differ where folders do: runs of one method have one label, as long as their seeds differ."""
-    there = Counter((own.source.label, own.seed) for own in found)
+    """Labels that differ where folders do: runs of one method have one label if they differ by their seeds alone."""
+    by_label: dict[str, list[_Found]] = {}
     for own in found:
-        if there[own.source.label, own.seed] > 1:
-            own.source.label = f"{own.source.label} ({own.path})"
+        by_label.setdefault(own.source.label, []).append(own)
+    for members in by_label.values():
+        others = [own.source.settings and replace(own.source.settings, seed=0) for own in members]
+        if len({own.seed for own in members}) == len(members) and others.count(others[0]) == len(others):
+            continue
+        above = os.path.commonpath([own.path.resolve() for own in members])
+        for own in members:
+            own.source.label += f" ({own.path.resolve().relative_to(above)})"
             if own.run is not None:
                 own.run = replace(own.run, label=own.source.label)
 
@@ -147,6 +157,7 @@ def _of_runs(found: Iterable[_Found]) -> list[Group]:
         groups.setdefault(own.key, []).append(own)
     result = []
     for members in groups.values():
+        _distinct(members)
         first: dict[str, Source] = {}
         for own in members:
             first.setdefault(own.source.label, own.source)
@@ -190,22 +201,26 @@ def read(paths: Sequence[Path], *, seed: int | None, preset_name: str | None, da
     """
     groups: list[Group] = []
     single: list[_Found] = []
-    for path in paths:
+    for path in {path.resolve(): path for path in paths}.values():  # once, even if it is given twice
         if path.is_file() or (path / sweeps.SWEEP).is_file():
             groups.append(_sweep_group(path, seed, data))
             continue
         config = read_json(path / CONFIG) if (path / CONFIG).is_file() else None
         if isinstance(config, dict) and "task" in config and "trainer" in config:
-            found = _run_folder(path)
-            _with_data(found.source, data)
-            single.append(found)
+            single.append(_run_folder(path, data))
         elif isinstance(config, dict) and "model_type" in config:
             single.append(_model_folder(path, preset_name, data))
         else:
-            got = "one without config.json" if path.is_dir() else "none"
+            of_neither = "one whose config.json is neither a run's nor a model's"
+            got = of_neither if config is not None else "one without config.json" if path.is_dir() else "none"
             raise ValueError(
                 f"multimax: expected the folder of a run, of a sweep or of a saved model, or a file of `multimax table "
                 f"--save`, got {got} at {str(path)!r}; `multimax train` and `multimax sweep` make such folders"
             )
-    _distinct(single)
+    if seed is not None and not groups:
+        raise ValueError(f"multimax: expected a sweep beside --seed, got none to choose seed {seed} of; leave it out")
+    if preset_name is not None and all(own.seed is not None for own in single):
+        raise ValueError(
+            f"multimax: expected a saved model beside --preset, got none for {preset_name!r}; runs have their own"
+        )
     return groups + _of_runs(single)
