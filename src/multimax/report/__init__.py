@@ -15,7 +15,6 @@ from transformers.utils import logging as quiet
 from multimax import __version__
 from multimax.experiments import table as tables
 from multimax.experiments.settings import as_dict
-from multimax.plots.style import as_svg
 from multimax.report import models, page
 from multimax.report.drawing import Drawing, Drawings, NotHere
 from multimax.report.sources import Group, read
@@ -137,7 +136,7 @@ def _section(group: Group, name: str, examples: int, bar: Any) -> tuple[str, str
     lacking = []
     for drawing in _with_bar(list(Drawings(group, found, parameters, without)), bar):
         try:
-            svg = as_svg(drawing.draw())
+            svg = drawing.svg()
         except NotHere as error:
             lacking.append(f"{drawing.title}: {error}.")
             continue

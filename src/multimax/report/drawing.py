@@ -1,8 +1,6 @@
 """The figures of a report, those that apply."""
 
-import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,7 +10,7 @@ from multimax.experiments import table as tables
 from multimax.experiments.results import Sweep
 from multimax.metrics import AttentionStatistics
 from multimax.plots import attention_of, class_activation
-from multimax.plots.style import layer_names
+from multimax.plots.style import as_svg, layer_names
 from multimax.report.models import Measured
 from multimax.report.sources import Group
 
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NO_MODEL = "there is no trained model"
-WIDEST = 20  # letters in a line of a label
 Parameters = Mapping[str, Sequence[float]]
 
 
@@ -42,6 +39,15 @@ class Drawing:
     caption: str
     draw: Callable[[], "Figure"]
 
+    def svg(self) -> bytes:
+        """The figure. What its function does not take, such as NaN, is a reason that it does not apply."""
+        try:
+            return as_svg(self.draw())
+        except ValueError as error:
+            if not str(error).startswith("multimax: "):
+                raise
+            raise NotHere(str(error).removeprefix("multimax: ")) from error
+
 
 class Drawings:
     """All figures of a group.
@@ -60,7 +66,6 @@ class Drawings:
             for label in parameters.labels
             if _has_multimax(parameters, label)
         }
-        self.labels = _labels([*(source.label for source in group.sources), *measured])
         self.photos = {label: own for label, own in measured.items() if own.pixels is not None}
         # figures of functions are of one model: the last method's, with the seed that other figures have
         self.of, self.layers = "", {}
@@ -156,7 +161,7 @@ class Drawings:
 
     def logs(self) -> dict[str, list[dict[str, Any]]]:
         """By label, of those that have logged."""
-        found = {self.labels[source.label]: source.log for source in self.group.sources if source.log}
+        found = {source.label: source.log for source in self.group.sources if source.log}
         if not found:
             raise NotHere("there is no log of training")
         return found
@@ -189,9 +194,7 @@ class Drawings:
 
     def statistics(self) -> dict[str, AttentionStatistics]:
         """By label."""
-        found = {
-            self.labels[label]: own.statistics for label, own in self.measured.items() if own.statistics is not None
-        }
+        found = {label: own.statistics for label, own in self.measured.items() if own.statistics is not None}
         if not found:
             raise NotHere(self.without or NO_MODEL)
         return found
@@ -210,21 +213,16 @@ class Drawings:
         """Of the first photo, some layers of a model."""
         own = self.pictured(label)
         assert own.pixels is not None
-        with _applies():
-            found = _some(_short(attention_of(own.model, own.pixels[:1])))
-            rows, columns = own.grid
-            query = rows // 2 * columns + columns // 2
-            return plots.attention_maps(own.pixels[0], found, query=query, grid=own.grid)
+        found = _some(_short(attention_of(own.model, own.pixels[:1])))
+        rows, columns = own.grid
+        query = rows // 2 * columns + columns // 2
+        return plots.attention_maps(own.pixels[0], found, query=query, grid=own.grid)
 
     def grad_cam(self) -> "Figure":
         """Of some photos, a row a model."""
         first = self.pictured(next(iter(self.photos), ""))
-        with _applies():
-            found = {
-                self.labels[label]: class_activation(own.model, own.pixels, grid=own.grid)
-                for label, own in self.photos.items()
-            }
-            return plots.grad_cam(first.pixels, found)
+        found = {label: class_activation(own.model, own.pixels, grid=own.grid) for label, own in self.photos.items()}
+        return plots.grad_cam(first.pixels, found)
 
     def pictured(self, label: str) -> Measured:
         """A model of images."""
@@ -258,28 +256,6 @@ def _some(layers: Mapping[str, Any]) -> dict[str, Any]:
     """The first, the middle and the last."""
     names = list(layers)
     return {name: layers[name] for name in dict.fromkeys((names[0], names[len(names) // 2], names[-1]))}
-
-
-@contextmanager
-def _applies() -> Iterator[None]:
-    """What a figure does not take is a reason that it does not apply."""
-    try:
-        yield
-    except ValueError as error:
-        if not str(error).startswith("multimax: "):
-            raise
-        raise NotHere(str(error).removeprefix("multimax: ")) from error
-
-
-def _labels(labels: Iterable[str]) -> dict[str, str]:
-    """Labels as figures have them: in short lines, without dollars, which would begin mathematics, all different."""
-    found: dict[str, str] = {}
-    for label in dict.fromkeys(labels):
-        text = textwrap.fill(label, WIDEST, max_lines=3, placeholder="…").replace("$", r"\$")
-        # matplotlib's legends leave out what begins with _
-        numbered = not text or text.startswith("_") or text in found.values()
-        found[label] = f"{len(found) + 1}: {text}" if numbered else text
-    return found
 
 
 def _short(layers: Mapping[str, Any]) -> dict[str, Any]:

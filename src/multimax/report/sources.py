@@ -9,7 +9,7 @@ from typing import Any
 from multimax.experiments import results
 from multimax.experiments import sweep as sweeps
 from multimax.experiments.results import Run, Sweep
-from multimax.experiments.run import CONFIG, METRICS, MODEL, RESULT, told
+from multimax.experiments.run import CONFIG, METRICS, MODEL, RESULT
 from multimax.experiments.settings import Settings, from_dict, preset, read_json
 from multimax.plots import read_metrics
 
@@ -81,8 +81,7 @@ def _run_folder(path: Path, data: str | None) -> _Found:
     label = settings.label or _name(path)
     source = Source(label, settings, settings.data if data is None else data)
     if (path / METRICS).is_file():
-        with told(f"expected lines of JSON in {str(path / METRICS)!r}"):
-            source.log = read_metrics(path)
+        source.log = read_metrics(path)
     else:
         source.note = f"{label}: nothing logged yet."
     if (path / MODEL).is_dir():
