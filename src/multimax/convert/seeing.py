@@ -10,6 +10,18 @@ from multimax.convert.sites import marked
 
 
 @contextmanager
+def evaluated(model: nn.Module) -> Iterator[None]:
+    """A model in evaluation mode; afterwards each of its modules is in the mode that it was in."""
+    training = [own for own in model.modules() if own.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for own in training:
+            own.training = True
+
+
+@contextmanager
 def seen(model: nn.Module) -> Iterator[None]:
     """Attention of a model with plain softmax, so that it can be measured: elsewhere the weights are never there."""
     if next(marked(model), None) is not None:  # a converted model shows all of its attention

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, Sampler
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from multimax import metrics
-from multimax.convert.seeing import seen
+from multimax.convert.seeing import evaluated, seen
 from multimax.experiments import checkpoints
 from multimax.experiments.settings import Settings
 from multimax.experiments.task import Task
@@ -235,13 +235,9 @@ def measure(
         others: measures besides the task's own.
     """
     chosen = spread(dataset, examples)
-    was, device = model.training, next(model.parameters()).device
-    model.eval()
-    try:
-        with seen(model), metrics.collect(model, (*task.measures, *others)) as found:
-            for first in range(0, len(chosen), batch):
-                inputs = task.collate([dataset[i] for i in chosen[first : first + batch]])
-                model(**{name: value.to(device) for name, value in inputs.items() if name != "labels"})
-    finally:
-        model.train(was)
+    device = next(model.parameters()).device
+    with evaluated(model), seen(model), metrics.collect(model, (*task.measures, *others)) as found:
+        for first in range(0, len(chosen), batch):
+            inputs = task.collate([dataset[i] for i in chosen[first : first + batch]])
+            model(**{name: value.to(device) for name, value in inputs.items() if name != "labels"})
     return found

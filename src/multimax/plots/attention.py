@@ -1,14 +1,14 @@
 """Where the heads of attention look, over the photo."""
 
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Collection, Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from multimax import checks, metrics
-from multimax.convert.seeing import seen
+from multimax.convert.seeing import evaluated, seen
 from multimax.plots import pictures, style
 from multimax.training import reweighting_modules
 
@@ -28,18 +28,6 @@ class _Kept(metrics.LogHistogram):
     def update(self, weights: Tensor, mask: Tensor | None = None) -> None:
         """A few of the queries, (B, H, q, Lk)."""
         self.blocks.append(weights.detach().float().cpu())
-
-
-@contextmanager
-def evaluated(model: nn.Module) -> Iterator[None]:
-    """A model in evaluation mode; afterwards each of its modules is in the mode that it was in."""
-    training = [own for own in model.modules() if own.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for own in training:
-            own.training = True
 
 
 def called(model: nn.Module, inputs: object) -> Any:

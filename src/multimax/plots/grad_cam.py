@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from multimax import checks
+from multimax.convert.seeing import evaluated
 from multimax.plots import pictures, style
-from multimax.plots.attention import called, evaluated
+from multimax.plots.attention import called
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
