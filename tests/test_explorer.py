@@ -87,14 +87,20 @@ def test_a_connection_closed_early_is_no_error(capfd: pytest.CaptureFixture[str]
 
 
 def test_command_until_interrupted():
-    command = [sys.executable, "-m", "multimax", "explore", "--port", "0", "--no-browser"]
+    # in a shell's background tests ignore Ctrl-C, and so would what they start
+    listen = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    run = "import sys; from multimax import cli; sys.exit(cli.main(sys.argv[1:]))"
+    command = [sys.executable, "-c", f"{listen}; {run}", "explore", "--port", "0", "--no-browser"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        line = process.stdout.readline()
-        address = re.fullmatch(r"MultiMax explorer: (http://127\.0\.0\.1:\d+/) \(Ctrl-C ends it\)\n", line)[1]
-        with urllib.request.urlopen(address) as answer:
-            assert answer.status == 200
-        process.send_signal(signal.SIGINT)
-        rest, errors = process.communicate(timeout=60)
+        try:
+            line = process.stdout.readline()
+            address = re.fullmatch(r"MultiMax explorer: (http://127\.0\.0\.1:\d+/) \(Ctrl-C ends it\)\n", line)[1]
+            with urllib.request.urlopen(address) as answer:
+                assert answer.status == 200
+            process.send_signal(signal.SIGINT)
+            rest, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()  # else a failure would wait for it
     assert (process.returncode, rest, errors.strip()) == (0, "", "")
 
 
