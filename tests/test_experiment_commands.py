@@ -1,6 +1,8 @@
 """`multimax train`, `sweep`, `table` and `demo`: words in, files and words out."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -159,6 +161,20 @@ def test_every_table_has_settings_that_can_be(name: str, tmp_path: Path) -> None
         assert set(table.paper["values"]) <= set(table.methods)
     if name == "retrofit":
         assert {run.settings.start for run in runs} == {"models/0", "models/1", "models/2"}
+
+
+def test_a_reader_that_has_seen_enough() -> None:
+    file = results_tables.FOLDER / "results" / "digits.json"
+    code = f"import sys; from multimax import cli; sys.exit(cli.main(['table', *[{str(file)!r}] * 20]))"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline().startswith("| method")
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 0
 
 
 def test_tables_of_ones_own(tmp_path: Path) -> None:

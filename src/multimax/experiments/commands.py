@@ -77,6 +77,8 @@ def _words() -> Iterator[None]:
     """Errors with words for the user, as they are."""
     try:
         yield
+    except BrokenPipeError:  # of the one who reads what is printed
+        raise
     except (ValueError, TypeError, OSError, RuntimeError, ImportError) as error:
         if str(error).startswith("multimax:"):
             raise Refused(str(error)) from error
