@@ -1,4 +1,4 @@
-"""Small data of every kind that the presets read, made on the spot."""
+"""Small models, and small data of every kind that the presets read, made on the spot."""
 
 import gzip
 import random
@@ -6,6 +6,15 @@ from pathlib import Path
 
 import numpy
 from PIL import Image
+
+SMALL_VIT = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+SMALL_GPT = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_inner": 16}
+SMALL_MARIAN = {
+    "d_model": 16,
+    **{f"{side}_{key}": v for side in ("encoder", "decoder") for key, v in (("layers", 1), ("attention_heads", 2))},
+    "encoder_ffn_dim": 16,
+    "decoder_ffn_dim": 16,
+}
 
 
 def idx(folder: Path, n: int = 40, size: int = 28) -> Path:

@@ -15,9 +15,9 @@ import torch
 import multimax
 from multimax import plots
 from multimax.convert.seeing import seen
+from multimax.experiments.report.models import load
 from multimax.experiments.run import CONFIG, task_of
 from multimax.experiments.settings import Settings, read_json
-from multimax.report.models import load
 
 ROOT = Path(__file__).parents[1]
 METHODS = {"softmax": "softmax", "MultiMax": "multimax-both"}

@@ -25,14 +25,6 @@ from multimax.experiments.trainer import Diverged
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what the Trainer uses
 
-SMALL_VIT = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
-SMALL_GPT = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_inner": 16}
-SMALL_MARIAN = {
-    "d_model": 16,
-    **{f"{side}_{key}": v for side in ("encoder", "decoder") for key, v in (("layers", 1), ("attention_heads", 2))},
-    "encoder_ffn_dim": 16,
-    "decoder_ffn_dim": 16,
-}
 STEPS = {
     "max_steps": 2,
     "per_device_train_batch_size": 4,
@@ -53,7 +45,7 @@ def small(name: str, folder: Path) -> Settings:
     """A preset with a tiny model, on data made for it."""
     settings = override(preset(name), FEW)
     if settings.task == "vision":
-        settings = override(settings, {"model": SMALL_VIT})
+        settings = override(settings, {"model": experiment_data.SMALL_VIT})
         kinds = {"cpu-fashion": experiment_data.idx, "cpu-cifar10": experiment_data.cifar}
         if name == "cpu-digits":
             return settings
@@ -61,12 +53,14 @@ def small(name: str, folder: Path) -> Settings:
         if "deit" in name:
             settings = override(settings, {"image_size": 32})
     elif settings.task == "language":
-        settings = override(settings, {"model": SMALL_GPT, "length": 16, "vocabulary": 300})
+        settings = override(settings, {"model": experiment_data.SMALL_GPT, "length": 16, "vocabulary": 300})
         if name == "cpu-text":
             return settings
         data = experiment_data.text(folder / "data")
     else:
-        settings = override(settings, {"model": SMALL_MARIAN, "length": 24, "vocabulary": 120, "beams": 2})
+        settings = override(
+            settings, {"model": experiment_data.SMALL_MARIAN, "length": 24, "vocabulary": 120, "beams": 2}
+        )
         data = experiment_data.parallel(folder / "data", test=settings.test_set or "test")
     return override(settings, {"data": str(data)})
 

@@ -303,7 +303,7 @@ def demo(options: argparse.Namespace) -> None:
         if importlib.util.find_spec("matplotlib") is None:
             print(f'\nFor a page with all figures: pip install "multimax[plots]", multimax report {options.out}')
         else:
-            from multimax.report import report as write
+            from multimax.experiments.report import report as write
 
             print(f"\nA page with all figures, for the browser: {write([options.out], page)}")
         print(f"The runs are in {options.out}; delete it to train again. The weights themselves: multimax weights")
@@ -312,7 +312,7 @@ def demo(options: argparse.Namespace) -> None:
 def report(options: argparse.Namespace) -> None:
     """A page about runs or models."""
     _needs()
-    from multimax.report import report as write
+    from multimax.experiments.report import report as write
 
     with _words():
         print(

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from multimax import plots
 from multimax.experiments import table as tables
+from multimax.experiments.report.models import Measured
+from multimax.experiments.report.sources import Group
 from multimax.experiments.results import Sweep
 from multimax.metrics import AttentionStatistics
 from multimax.plots import attention_of, class_activation
 from multimax.plots.style import as_svg, layer_names
-from multimax.report.models import Measured
-from multimax.report.sources import Group
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

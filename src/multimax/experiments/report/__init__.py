@@ -14,10 +14,10 @@ from transformers.utils import logging as quiet
 
 from multimax import __version__
 from multimax.experiments import table as tables
+from multimax.experiments.report import models, page
+from multimax.experiments.report.drawing import Drawing, Drawings, NotHere
+from multimax.experiments.report.sources import Group, read
 from multimax.experiments.settings import as_dict
-from multimax.report import models, page
-from multimax.report.drawing import Drawing, Drawings, NotHere
-from multimax.report.sources import Group, read
 
 __all__ = ["report"]
 

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from multimax.convert import from_pretrained
 from multimax.convert.seeing import seen
+from multimax.experiments.report.sources import Group, Source
 from multimax.experiments.results import Run, Sweep
 from multimax.experiments.run import CONFIG, FINISHED, learned, task_of, told
 from multimax.experiments.settings import read_json
@@ -19,7 +20,6 @@ from multimax.experiments.task import Task
 from multimax.experiments.trainer import measure, spread
 from multimax.metrics import AttentionStatistics
 from multimax.plots.style import words
-from multimax.report.sources import Group, Source
 
 PICTURES = 6  # photos that Grad-CAM is shown of
 FIGURES_NEED = ("histogram", "rollout_discrepancy")
