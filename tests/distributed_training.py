@@ -4,6 +4,7 @@ Every process has the joint batch, so that each can train the model in the plain
 """
 
 import copy
+import gc
 import os
 import sys
 from pathlib import Path
@@ -267,6 +268,7 @@ def main(part: str, folder: str) -> None:
     PARTS[part](Path(folder))
     dist.barrier()
     rank = dist.get_rank()
+    gc.collect()  # what holds the group holds its threads, and those can abort a Python that ends
     dist.destroy_process_group()
     if rank == 0:
         print(f"{part} agrees")

@@ -218,10 +218,11 @@ def train(options: argparse.Namespace) -> int:
             options.out
             or Path("runs") / Path(settings.preset).stem / sweeps.slug(settings.label) / f"seed-{settings.seed}"
         )
-        from multimax.experiments.run import is_first
+        from multimax.experiments.run import is_first, part
         from multimax.experiments.run import train as run
 
         result = run(settings, folder, progress=not options.quiet)
+        part()
         if is_first():
             print(f"{settings.label}, seed {settings.seed}: {_said(result)}\n{folder}")
     return 0 if result["status"] == "finished" else 1
@@ -241,7 +242,7 @@ def sweep(options: argparse.Namespace) -> int:
         seeds = list(range(count))
         folder = options.out or Path("runs") / f"{Path(base.preset).stem}-{table.name}"
         runs = sweeps.plan(table, replace(base, label="", seed=0), seeds, folder, options.methods)
-        from multimax.experiments.run import is_first, task_of
+        from multimax.experiments.run import is_first, part, task_of
 
         if not (folder / sweeps.SWEEP).exists():
             task_of(runs[0].settings)  # a mistake in the data shows before anything is written
@@ -253,6 +254,7 @@ def sweep(options: argparse.Namespace) -> int:
             busy += done.status == "busy"
             if is_first():
                 print(f"{number} of {len(runs)}: {done.run.label}, seed {done.run.seed}: {said}", flush=True)
+        part()
         if busy and is_first():
             print(f"{busy} runs are at work in other processes; give the same command again when they are over")
     if is_first():

@@ -1,6 +1,7 @@
 """One training run in a folder of its own: begun, resumed, or found finished."""
 
 import fcntl
+import gc
 import json
 import math
 import os
@@ -90,6 +91,13 @@ def _agreed(value: Any) -> Any:
     said = [value]
     torch.distributed.broadcast_object_list(said)
     return said[0]
+
+
+def part() -> None:
+    """Ends what processes did together. Threads of Gloo's that are still there when Python ends can abort it."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        gc.collect()  # a model in DistributedDataParallel holds the group, and so its threads
+        torch.distributed.destroy_process_group()
 
 
 def result_of(folder: Path) -> dict[str, Any] | None:
