@@ -345,13 +345,14 @@ def _train(
         _note_environment(folder)
         task.save(folder)
     trainer = RunTrainer(task, settings, model=model, args=args)
-    log = _add_callbacks(trainer, folder, progress, resumed)
+    log = _add_callbacks(trainer, folder, progress)
     for own in callbacks:
         trainer.add_callback(own)
     try:
-        if not nothing:  # softmax as it was is only evaluated
-            trainer.train(resume_from_checkpoint=None if resumed is None else str(resumed))
-        result = _evaluate(trainer, log, folder, progress)
+        with _events(trainer, folder, resumed):
+            if not nothing:  # softmax as it was is only evaluated
+                trainer.train(resume_from_checkpoint=None if resumed is None else str(resumed))
+            result = _evaluate(trainer, log, folder, progress)
     except Diverged as error:
         result = {"status": DIVERGED, "reason": str(error), "metrics": {}, "steps": trainer.state.global_step}
         result["minutes"] = log.seconds / 60
@@ -378,18 +379,31 @@ def _note_environment(folder: Path) -> None:
         write_json(path, {**first, "resumed_on": [*others, now]})
 
 
-def _add_callbacks(trainer: RunTrainer, folder: Path, progress: bool, resumed: Path | None) -> Log:
+@contextmanager
+def _events(trainer: RunTrainer, folder: Path, resumed: Path | None) -> Iterator[None]:
+    """TensorBoard's event files, of the training and the last evaluation."""
+    if not trainer.settings.tensorboard or not is_first():
+        yield
+        return
+    from torch.utils.tensorboard import SummaryWriter
+    from transformers.integrations.integration_utils import TensorBoardCallback
+
+    class Events(TensorBoardCallback):
+        def on_train_end(self, *_: Any, **__: Any) -> None:
+            """Leaves the writer open: the last evaluation comes afterwards."""
+
+    step = None if resumed is None else int(resumed.name.rpartition("-")[2])
+    with SummaryWriter(str(folder / "tensorboard"), purge_step=step) as writer:
+        trainer.add_callback(Events(writer))
+        yield
+
+
+def _add_callbacks(trainer: RunTrainer, folder: Path, progress: bool) -> Log:
     log = Log(trainer, folder)
     for own in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(own)
     if progress:
         trainer.add_callback(Progress(trainer.task.main))
-    if trainer.settings.tensorboard and is_first():
-        from torch.utils.tensorboard import SummaryWriter
-        from transformers.integrations.integration_utils import TensorBoardCallback
-
-        step = None if resumed is None else int(resumed.name.rpartition("-")[2])
-        trainer.add_callback(TensorBoardCallback(SummaryWriter(str(folder / "tensorboard"), purge_step=step)))
     trainer.add_callback(log)
     trainer.add_callback(Order(trainer.order))
     model = trainer.model
