@@ -705,6 +705,18 @@ def test_parameters_of_other_functions_and_of_one_seed() -> None:
     assert notes(text) == "- softmax: one seed."
 
 
+def test_an_encoder_comes_before_its_decoder_and_the_output_last() -> None:
+    names = [
+        "encoder.layers.2.attn",
+        "encoder.layers.10.attn",
+        "decoder.layers.0.encoder_attn",
+        "decoder.layers.0.self",
+        "a",
+    ]
+    own = Sweep(about(["b"], [0]), [run("b", 0, parameters(**{name: {"t_b": 0.5} for name in reversed(names)}))])
+    assert [row[0] for row in cells(parameters_markdown(own, "b"))[1:]] == names
+
+
 def test_parameters_of_diverged_runs_and_nan() -> None:
     runs = [
         run("softmax", 0, parameters(a={"t_b": [1.0], "b": [2.0]}, c={"b": [1.0]})),

@@ -81,6 +81,16 @@ def test_learned_sigma_draws_the_function() -> None:
             close(y, sigma(x, run.values() if isinstance(run, dict) else run))
 
 
+def test_long_names_of_layers_stay_in_the_figure() -> None:
+    names = [f"model.decoder.layers.{n}.encoder_attn" for n in range(3)]
+    figure = plots.learned_sigma({name: [DEIT[0]] for name in names})
+    figure.draw_without_rendering()
+    edge = figure.bbox
+    for axes in figure.axes:
+        box = axes.title.get_window_extent()
+        assert edge.x0 <= box.x0 < box.x1 <= edge.x1
+
+
 def test_learned_sigma_of_a_preset_shows_what_the_caption_says() -> None:
     figure = plots.learned_sigma("deit_small")
     assert [axes.get_title() for axes in figure.axes] == [f"layer {n}" for n in range(1, 13)]

@@ -310,9 +310,9 @@ def rows(sweep: Sweep, metrics: Sequence[str] | None = None, baseline: str | Non
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """A key that sorts layers.10 behind layers.9, and what has no number, an output layer, behind all layers."""
-    last = not any(part.isdigit() for part in name)
-    return [(int(last), ""), *((int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name))]
+    """A key: layers.10 behind layers.9, a decoder behind its encoder, and what has no number, an output layer, last."""
+    place = 2 if not re.search(r"\d", name) else 1 if "decoder." in name else 0
+    return [(place, ""), *((int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name))]
 
 
 def _flat(value: Any) -> list[float]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000")
 LINES: tuple[Any, ...] = ("-", "--", "-.", ":")
 TITLE, TEXT, TICKS = 9, 8, 7  # font sizes in points
+LETTER = 0.57  # width of one in the middle, in font sizes
 LEGEND_ROW = 0.18  # inches
 
 
@@ -64,7 +65,9 @@ def grid_of(number: int, columns: int) -> tuple[int, int]:
 def panel(own: "Figure", rows: int, columns: int, number: int, title: str = "", **options: Any) -> "Axes":
     """The next panel, counted from 0, with a light grid behind what is drawn."""
     axes: Axes = own.add_subplot(rows, columns, number + 1, **options)
-    axes.set_title(title, fontsize=TITLE)
+    longest = max(map(len, title.split("\n")))
+    room = 0.85 * 72 * own.get_figwidth() / columns  # points, at the right half as wide as at the left
+    axes.set_title(title, fontsize=min(TITLE, room / (LETTER * max(longest, 1))))
     axes.tick_params(labelsize=TICKS)
     axes.grid(color="0.9", linewidth=0.6)
     axes.set_axisbelow(True)
