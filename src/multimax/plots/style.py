@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000")
 LINES: tuple[Any, ...] = ("-", "--", "-.", ":")
 TITLE, TEXT, TICKS = 9, 8, 7  # font sizes in points
-LETTER = 0.57  # width of one in the middle, in font sizes
+LETTER = 0.57  # mean width of one, in font sizes
 LEGEND_ROW = 0.18  # inches
 
 
@@ -66,7 +66,8 @@ def panel(own: "Figure", rows: int, columns: int, number: int, title: str = "", 
     """The next panel, counted from 0, with a light grid behind what is drawn."""
     axes: Axes = own.add_subplot(rows, columns, number + 1, **options)
     longest = max(map(len, title.split("\n")))
-    room = 0.85 * 72 * own.get_figwidth() / columns  # points, at the right half as wide as at the left
+    # points; not the whole panel, as a title is centred on axes that the ticks' labels push to the right
+    room = 0.85 * 72 * own.get_figwidth() / columns
     axes.set_title(title, fontsize=min(TITLE, room / (LETTER * max(longest, 1))))
     axes.tick_params(labelsize=TICKS)
     axes.grid(color="0.9", linewidth=0.6)
