@@ -45,8 +45,8 @@ sanitize: $(READY)
 	cd src && find multimax -name "*.py" -exec cp --parents {} ../$(SANITIZED) \;
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH=$(SANITIZED) \
-	$(BIN)/python -m pytest tests/test_kernels.py tests/test_ops.py tests/test_attention.py tests/test_multihead.py \
-		tests/test_losses.py tests/test_entmax_kernels.py -k "not compile and not opcheck and not export and not processes"
+	$(BIN)/python -m pytest tests/ops tests/nn/test_multihead.py \
+		-k "not compile and not opcheck and not export and not processes"
 
 $(READY): WITH := test,lint,bench
 $(DEMO): WITH := experiments,plots
@@ -68,5 +68,5 @@ $(EXTRAS): $(READY)
 	touch $(EXTRAS)
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info src/multimax/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist src/*.egg-info src/multimax/ops/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

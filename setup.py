@@ -86,7 +86,7 @@ elif sys.platform != "linux":
 else:
     csrc = sorted(str(path) for path in Path("csrc").glob("*"))
     setup(
-        ext_modules=[Extension("multimax._kernels", csrc, depends=csrc, py_limited_api=True)],
+        ext_modules=[Extension("multimax.ops._kernels", csrc, depends=csrc, py_limited_api=True)],
         cmdclass={"build_ext": BuildKernels},
         options={"bdist_wheel": {"py_limited_api": "cp310"}},
     )

@@ -24,7 +24,7 @@ from torch.nn import LinearCrossEntropyOptions
 
 import measuring
 import multimax
-from multimax import reference
+from multimax.ops import reference
 
 TOKENS, WIDTH = 2048, 512
 CLASSES = (32000, 128256)

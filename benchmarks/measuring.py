@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from multimax import ops
+from multimax.ops import kernels as ops
 
 SLOW = 0.2  # seconds
 

@@ -6,26 +6,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from multimax import ops
+from machine import ISAS
+from multimax.ops import kernels as ops
 
-
-def isas() -> list[str]:
-    """The instruction sets that this machine can run."""
-    if ops.unavailable:
-        return []
-    best = ops.use_isa()
-    found = []
-    for name in ops.ISAS:
-        try:
-            found.append(ops.use_isa(name))
-        except RuntimeError:
-            continue
-    ops.use_isa(best)
-    return found
-
-
-ISAS = isas()
-needs_kernels = pytest.mark.skipif(bool(ops.unavailable), reason=f"no CPU kernels: {ops.unavailable}")
+# two, or one in each of the processes that pytest-xdist shares the tests between
+THREADS = 1 if "PYTEST_XDIST_WORKER" in os.environ else min(2, os.cpu_count() or 1)
 
 
 @pytest.fixture(params=ISAS)
@@ -38,9 +23,9 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def same_start() -> Iterator[None]:
-    """The same random numbers, two threads, and NaN in every tensor that an operation forgets to write."""
+    """The same random numbers, the same threads, and NaN in every tensor that an operation forgets to write."""
     torch.manual_seed(0)
-    torch.set_num_threads(min(2, os.cpu_count() or 1))
+    torch.set_num_threads(THREADS)
     torch.utils.deterministic.fill_uninitialized_memory = True
     torch.use_deterministic_algorithms(True)
     yield

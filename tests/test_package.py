@@ -18,10 +18,11 @@ import torch
 
 import convert_table
 import multimax
-from conftest import needs_kernels
-from multimax import cli, ops
+from machine import needs_kernels
+from multimax import cli
+from multimax.ops import kernels as ops
+from places import ROOT
 
-ROOT = Path(__file__).parent.parent
 PACKAGE = Path(multimax.__file__).parent
 
 
@@ -81,7 +82,7 @@ def test_import_pulls_in_nothing_optional() -> None:
 
 @pytest.mark.parametrize("module", [found.name for found in pkgutil.walk_packages(multimax.__path__, "multimax.")])
 def test_docstring_examples(module: str) -> None:
-    if module == "multimax._kernels":
+    if module == "multimax.ops._kernels":
         pytest.skip("not a Python module")
     failures, _ = doctest.testmod(importlib.import_module(module))
     assert failures == 0
@@ -131,7 +132,7 @@ def test_the_table_of_conversions_is_that_of_the_tests() -> None:
         return [line.rpartition(" | ")[0] for line in text.splitlines() if line.startswith("| ")]
 
     saved = (ROOT / "docs" / "convert.md").read_text().partition("<!-- table -->")[2]
-    assert without_versions(saved) == without_versions(convert_table.table()), "run python tests/convert_table.py"
+    assert without_versions(saved) == without_versions(convert_table.table()), "run python tools/convert_table.py"
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")

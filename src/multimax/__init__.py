@@ -1,27 +1,30 @@
 """MultiMax: softmax over a learned, piece-wise modulated input, sparse and multi-modal at once."""
 
+import sys as _sys
 from importlib.metadata import version as _version
 from typing import TYPE_CHECKING
 
-from multimax import metrics, oversmoothing, reweighting
-from multimax.attention import merge_attention, multimax_attention, multimax_attention_varlen
+from multimax import metrics, reweighting
 from multimax.convert import convert_, from_pretrained, revert_
-from multimax.counting import count
-from multimax.distributions import MultiMaxCategorical, gumbel_multimax
-from multimax.functional import log_multimax, modulate, multimax
-from multimax.loss_modules import LinearMultiMaxCrossEntropyLoss, MultiMaxCrossEntropyLoss, MultiMaxHead
-from multimax.losses import LossStats, linear_multimax_cross_entropy, multimax_cross_entropy
-from multimax.modules import MultiMax
-from multimax.monitoring import Monitor
-from multimax.multihead import MultiheadAttention
-from multimax.parameters import from_paper, from_published, to_paper
-from multimax.presets import presets
-from multimax.training import clip_grad_norm_, param_groups, reweighting_parameters, train_only_reweighting_
+from multimax.metrics.counting import count
+from multimax.nn.multihead import MultiheadAttention
+from multimax.nn.output import LinearMultiMaxCrossEntropyLoss, MultiMaxCrossEntropyLoss, MultiMaxHead
+from multimax.ops.attention.api import merge_attention, multimax_attention, multimax_attention_varlen
+from multimax.ops.loss.api import LossStats, linear_multimax_cross_entropy, multimax_cross_entropy
+from multimax.ops.parameters import from_paper, from_published, to_paper
+from multimax.ops.presets import presets
+from multimax.ops.rows.api import log_multimax, modulate, multimax
+from multimax.ops.rows.distributions import MultiMaxCategorical, gumbel_multimax
+from multimax.reweighting.layer import MultiMax
+from multimax.training import oversmoothing
+from multimax.training.groups import clip_grad_norm_, param_groups, reweighting_parameters, train_only_reweighting_
+from multimax.training.monitor import Monitor
 
 if TYPE_CHECKING:  # else only when it is asked for
-    from multimax.trainer_callback import MultiMaxCallback as MultiMaxCallback
+    from multimax.training.callback import MultiMaxCallback as MultiMaxCallback
 
 __version__ = _version("multimax")
+_sys.modules[f"{__name__}.oversmoothing"] = oversmoothing  # `from multimax.oversmoothing import AttnScale` works too
 
 __all__ = [
     "LinearMultiMaxCrossEntropyLoss",
@@ -63,7 +66,7 @@ __all__ = [
 def __getattr__(name: str) -> object:
     """The callback, when it is asked for: it needs transformers, and nothing else here does."""
     if name == "MultiMaxCallback":
-        from multimax.trainer_callback import MultiMaxCallback
+        from multimax.training.callback import MultiMaxCallback
 
         return MultiMaxCallback
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

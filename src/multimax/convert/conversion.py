@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from multimax import checks
 from multimax.convert import heads, verification
 from multimax.convert.functions import Recipe, from_description, name_of
 from multimax.convert.loading import allow_softmax, forbid_softmax
 from multimax.convert.own_code import computes_softmax, package
 from multimax.convert.report import Layer, Report
 from multimax.convert.sites import KINDS, Mark, Site, class_name, function_module, marked, set_mark, within
-from multimax.modules import MultiMax
+from multimax.ops import checks
+from multimax.reweighting.layer import MultiMax
 from multimax.reweighting.modules import Reweighter
 
 # In this order: what one has found, the next leaves alone.

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from multimax import checks
-from multimax.modules import MultiMax
+from multimax.ops import checks
 from multimax.reweighting import module, names
+from multimax.reweighting.layer import MultiMax
 from multimax.reweighting.modules import Reweighter
 
 

@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from multimax.convert.sites import mark_of, marked, put_function, take_function
-from multimax.loss_modules import MultiMaxHead
-from multimax.modules import MultiMax
+from multimax.nn.output import MultiMaxHead
 from multimax.reweighting import Softmax
+from multimax.reweighting.layer import MultiMax
 
 
 class TemperatureHead(nn.Linear):

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from multimax.convert.functions import describe, from_description
-from multimax.modules import MultiMax, state_as_softmax
+from multimax.reweighting.layer import MultiMax, state_as_softmax
 from multimax.reweighting.modules import Reweighter
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from multimax.convert.conversion import convert_as_described
 from multimax.convert.sites import KINDS, NAMES
-from multimax.training import reweighting_parameters
+from multimax.training.groups import reweighting_parameters
 
 OF_THE_MODEL = ("dtype", "torch_dtype", "quantization_config")  # what a configuration would take too
 HUB = (

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from multimax.modules import MultiMax
+from multimax.reweighting.layer import MultiMax
 from multimax.reweighting.modules import Reweighter
 
 KINDS = ("attention", "output")

@@ -3,7 +3,7 @@
 from torch import nn
 
 from multimax.convert.sites import Mark, Site, mark_of, marked, put_function, take_function
-from multimax.multihead import MultiheadAttention
+from multimax.nn.multihead import MultiheadAttention
 
 LIBRARY = "torch_nn"
 NESTED = "_multimax_use_nested_tensor"  # what the encoder had before

@@ -18,7 +18,6 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_
 from transformers.utils import output_capturing
 
 from multimax import reweighting
-from multimax.attention import multimax_attention
 from multimax.convert.functions import describe
 from multimax.convert.sites import (
     KINDS,
@@ -32,8 +31,9 @@ from multimax.convert.sites import (
     take_function,
     within,
 )
-from multimax.modules import MultiMax
-from multimax.score_blocks import takes_part
+from multimax.ops.attention.api import multimax_attention
+from multimax.ops.attention.blocks import takes_part
+from multimax.reweighting.layer import MultiMax
 
 LIBRARY = "transformers"
 # The attention implementation: with masks as for sdpa, or in numbers, as what the model had before.

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import Dataset, Sampler
 
-from multimax import checks
 from multimax.experiments import pictures
+from multimax.ops import checks
 
 SWITCH = 0.5  # probability of cutmix where mixup is possible too
 

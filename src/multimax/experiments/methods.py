@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from multimax import reweighting
 from multimax.convert import convert_
 from multimax.experiments.settings import TRAINED, Settings
-from multimax.modules import MultiMax
-from multimax.training import reweighting_modules
+from multimax.reweighting.layer import MultiMax
+from multimax.training.groups import reweighting_modules
 
 TOP = 0.5  # the share of the keys that top-k keeps unless told
 # Functions whose weights are not a softmax of other logits have losses of their own.

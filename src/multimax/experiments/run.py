@@ -24,10 +24,10 @@ from multimax.experiments.environment import environment
 from multimax.experiments.settings import Settings, as_dict, read_json
 from multimax.experiments.task import Task
 from multimax.experiments.trainer import SECONDS, STEP_SECONDS, Clock, Diverged, Order, RunTrainer, measure
-from multimax.modules import MultiMax
-from multimax.monitoring import values_of
-from multimax.trainer_callback import MultiMaxCallback
-from multimax.training import reweighting_modules, reweighting_parameters, train_only_reweighting_
+from multimax.reweighting.layer import MultiMax
+from multimax.training.callback import MultiMaxCallback
+from multimax.training.groups import reweighting_modules, reweighting_parameters, train_only_reweighting_
+from multimax.training.monitor import values_of
 
 CONFIG, RESULT, ENVIRONMENT, METRICS, MODEL = (
     "config.json",

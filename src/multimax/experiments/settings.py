@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from multimax import checks, reweighting
+from multimax import reweighting
+from multimax.ops import checks
 
 TASKS = ("vision", "language", "translation")
 TRAINED = "trained"

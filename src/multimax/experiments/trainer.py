@@ -18,7 +18,7 @@ from multimax.convert.seeing import evaluated, seen
 from multimax.experiments import checkpoints
 from multimax.experiments.settings import Settings
 from multimax.experiments.task import Task
-from multimax.training import clip_grad_norm_, reweighting_parameters
+from multimax.training.groups import clip_grad_norm_, reweighting_parameters
 
 SECONDS, STEP_SECONDS = "seconds", "step_seconds"
 WEIGHTS = "model.safetensors"

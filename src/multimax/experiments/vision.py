@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from torch.utils.data import Sampler, default_collate
 from transformers import PreTrainedModel
 
-from multimax import oversmoothing
 from multimax.experiments import methods, models
 from multimax.experiments.augmentation import Augmentation, DrawSampler, EvalImages, Mix, TrainImages
 from multimax.experiments.data.images import load_images
 from multimax.experiments.settings import Settings
 from multimax.experiments.task import Task
+from multimax.training import oversmoothing
 
 SAMPLE = 1000  # images that mean and standard deviation are taken from
 

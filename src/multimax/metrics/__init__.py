@@ -3,6 +3,7 @@
 from multimax.metrics.collect import MEASURES, collect
 from multimax.metrics.features import mean_average_distance, patch_similarity
 from multimax.metrics.histogram import LogHistogram
+from multimax.metrics.monotonicity import least_slope
 from multimax.metrics.rollout import Rollout, rollout, rollout_discrepancy
 from multimax.metrics.statistics import AttentionStatistics, LayerStatistics, Moments
 from multimax.metrics.weights import entropy, multi_modality, sparsity, support, top_mass
@@ -16,6 +17,7 @@ __all__ = [
     "Rollout",
     "collect",
     "entropy",
+    "least_slope",
     "mean_average_distance",
     "multi_modality",
     "patch_similarity",

@@ -11,14 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from multimax import checks, observing, score_blocks
 from multimax.metrics import sources
 from multimax.metrics.features import mean_average_distance, patch_similarity
 from multimax.metrics.histogram import LogHistogram
 from multimax.metrics.rollout import Rollout
 from multimax.metrics.statistics import AttentionStatistics, LayerStatistics, Moments
 from multimax.metrics.weights import entropy, mean_score, multi_modality, sparsity, support, top_mass
-from multimax.observing import Blocks
+from multimax.ops import checks, observing
+from multimax.ops.attention import blocks as score_blocks
+from multimax.ops.observing import Blocks
 
 OF_ROWS = ("multi_modality", "sparsity", "entropy", "support", "top_mass")
 OF_FEATURES = ("patch_similarity", "mean_average_distance")

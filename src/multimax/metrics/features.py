@@ -6,8 +6,8 @@ Shapes: n patches of d features each, after any number of batch dims.
 import torch
 from torch import Tensor
 
-from multimax import checks
-from multimax.reference import compute_dtype
+from multimax.ops import checks
+from multimax.ops.reference import compute_dtype
 
 
 def _cosines(features: Tensor, part: Tensor | None) -> Tensor:

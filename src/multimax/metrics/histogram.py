@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from multimax import checks
+from multimax.ops import checks
 
 
 class LogHistogram:

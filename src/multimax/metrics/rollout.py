@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from multimax import checks
-from multimax.reference import compute_dtype
+from multimax.ops import checks
+from multimax.ops.reference import compute_dtype
 
 
 def _one_map(attention: Tensor, heads_dim: int | None) -> Tensor:

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from multimax import score_blocks
-from multimax.modules import MultiMax
-from multimax.observing import Block, Blocks
-from multimax.reference import compute_dtype
+from multimax.ops.attention import blocks as score_blocks
+from multimax.ops.observing import Block, Blocks
+from multimax.ops.reference import compute_dtype
+from multimax.reweighting.layer import MultiMax
 
 Source = tuple[tuple[int, ...], Blocks]
 # transformers' attention functions that compute no weights, by the beginning of their names

@@ -6,8 +6,8 @@ Half precision is computed in float32, and the values come back in float32: a me
 import torch
 from torch import Tensor
 
-from multimax import checks
-from multimax.reference import compute_dtype
+from multimax.ops import checks
+from multimax.ops.reference import compute_dtype
 
 
 def _per_row(value: float | Tensor, rows: torch.Size, like: Tensor) -> Tensor:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from multimax import checks, metrics
+from multimax import metrics
 from multimax.convert.seeing import evaluated, seen
+from multimax.ops import checks
 from multimax.plots import pictures, style
-from multimax.training import reweighting_modules
+from multimax.training.groups import reweighting_modules
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from multimax import reweighting
-from multimax.functional import multimax as multimax_function
 from multimax.metrics import multi_modality, sparsity
+from multimax.ops.presets import presets
+from multimax.ops.rows.api import multimax as multimax_function
 from multimax.plots import style
 from multimax.plots.sigma import POINTS, Parameters, stored
-from multimax.presets import presets
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from multimax import checks
 from multimax.convert.seeing import evaluated
+from multimax.ops import checks
 from multimax.plots import pictures, style
 from multimax.plots.attention import called
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from multimax import checks
-from multimax.functional import modulate
-from multimax.modules import MultiMax
-from multimax.monitoring import layer_name
-from multimax.parameters import from_paper
+from multimax.ops import checks
+from multimax.ops.parameters import from_paper
+from multimax.ops.presets import PaperParameters, presets
+from multimax.ops.rows.api import modulate
 from multimax.plots import style
-from multimax.presets import PaperParameters, presets
-from multimax.training import reweighting_modules
+from multimax.reweighting.layer import MultiMax
+from multimax.training.groups import reweighting_modules
+from multimax.training.monitor import layer_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

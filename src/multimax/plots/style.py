@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from multimax import checks
+from multimax.ops import checks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

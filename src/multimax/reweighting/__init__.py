@@ -12,7 +12,7 @@ evsoftmax  tensor([0.5987, 0.4013, 0.0000])
 
 """
 
-from multimax.modules import MultiMax
+from multimax.reweighting.blockwise import attention
 from multimax.reweighting.functions import (
     attnscale,
     entmax,
@@ -24,6 +24,7 @@ from multimax.reweighting.functions import (
     sparsemax,
     topk,
 )
+from multimax.reweighting.layer import MultiMax
 from multimax.reweighting.losses import (
     Entmax15Loss,
     EntmaxLoss,
@@ -46,8 +47,7 @@ from multimax.reweighting.modules import (
     TopK,
     module,
 )
-from multimax.reweighting.query_blocks import attention
-from multimax.reweighting.registry import Reweighting, get, names
+from multimax.reweighting.specs import Reweighting, get, names
 
 __all__ = [
     "AttnScaledSoftmax",

@@ -13,13 +13,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from multimax import checks
-from multimax import functional as F
-from multimax.functional import multimax
-from multimax.oversmoothing import attn_scale
-from multimax.reference import compute_dtype
-from multimax.reweighting import ops, reference
-from multimax.score_blocks import takes_part
+from multimax.ops import checks
+from multimax.ops.attention.blocks import takes_part
+from multimax.ops.entmax import autograd as ops
+from multimax.ops.entmax import reference
+from multimax.ops.reference import compute_dtype
+from multimax.ops.rows import api as F
+from multimax.ops.rows.api import multimax
+from multimax.reweighting.high_pass import attn_scale
 
 __all__ = [
     "attnscale",

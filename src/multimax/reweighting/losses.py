@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from multimax import checks
-from multimax.losses import multimax_cross_entropy
-from multimax.ops import autocast_dtype
-from multimax.reference import compute_dtype
-from multimax.reweighting import reference
+from multimax.ops import checks
+from multimax.ops.entmax import reference
+from multimax.ops.kernels import autocast_dtype
+from multimax.ops.loss.api import multimax_cross_entropy
+from multimax.ops.reference import compute_dtype
 from multimax.reweighting.functions import _kept, entmax, entmax15, lowered, sparsemax
 
 

@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from multimax import checks
-from multimax.modules import MultiMax
-from multimax.reweighting.registry import Reweighting, get
+from multimax.ops import checks
+from multimax.reweighting.layer import MultiMax
+from multimax.reweighting.specs import Reweighting, get
 
 
 def _on_heads(values: Tensor, ndim: int, dim: int) -> Tensor:

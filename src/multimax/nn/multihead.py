@@ -1,0 +1,256 @@
+"""torch's multi-head attention with another reweighting function in the place of softmax."""
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from multimax.ops import checks
+from multimax.reweighting import attention, module
+from multimax.reweighting.high_pass import AttnScale
+from multimax.reweighting.layer import MultiMax, state_as_softmax
+
+OWN = ("multimax", "reweight", "attn_scale")  # the parts that torch's module does not have
+
+
+class MultiheadAttention(nn.MultiheadAttention):
+    r"""``torch.nn.MultiheadAttention`` with MultiMax, or another reweighting function, in the place of softmax.
+
+    .. math:: \operatorname{head}_h = \phi(Q_h K_h^\top / \sqrt{d})\, V_h
+
+    Signature, defaults, behaviour and state_dict keys are torch's, and two keys come on top: ``multimax.coefs`` and
+    ``multimax.knots``. A state_dict of torch's module loads, and then gives torch's results: zero coefs is softmax. A
+    query for which no key is left gets zeros, where torch has NaN.
+
+    With another function than MultiMax, its parameters, if it has any, are found under ``reweight.``, and those of
+    AttnScale under ``attn_scale.``; both start at what a state_dict of torch's module leaves them at.
+
+    It can stand in ``nn.TransformerEncoderLayer``, ``nn.TransformerDecoderLayer`` and ``nn.Transformer``, in training
+    and in evaluation: their fast path for evaluation, which reads the weights and calls no attention module, does not
+    take a layer with this module.
+
+    Args:
+        embed_dim: as in torch, like all that is not listed here.
+        num_heads: likewise.
+        order: order of sigma, see :class:`MultiMax`.
+        terms: terms of sigma, see :class:`MultiMax`.
+        per_head: parameters for each head, not one set for all.
+        init: initial parameters, see :class:`MultiMax`.
+        monotone: keep sigma non-decreasing, see :class:`MultiMax`.
+        reweight: the function: "multimax", another name of :mod:`multimax.reweighting` with its default options, or a
+            module of it, such as ``reweighting.TopK(8)``. The five options above are those of MultiMax.
+        attn_scale: scale the high-pass part of each head's weights by a trained factor, see
+            :class:`multimax.oversmoothing.AttnScale`. The weights are then computed in blocks, not fused.
+
+    Shape:
+        As in torch.
+
+    Example:
+        >>> import torch, multimax
+        >>> attention = multimax.MultiheadAttention(64, 4, batch_first=True)
+        >>> x = torch.randn(2, 10, 64)
+        >>> out, weights = attention(x, x, x)
+        >>> out.shape, weights.shape
+        (torch.Size([2, 10, 64]), torch.Size([2, 10, 10]))
+    """
+
+    softmax_if_missing = True
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        order: int = 2,
+        terms: str = "both",
+        per_head: bool = False,
+        init: str | tuple[Tensor, Tensor] = "paper",
+        monotone: bool = False,
+        reweight: str | nn.Module = "multimax",
+        attn_scale: bool = False,
+    ) -> None:
+        super().__init__(
+            embed_dim,
+            num_heads,
+            dropout,
+            bias,
+            add_bias_kv,
+            add_zero_attn,
+            kdim,
+            vdim,
+            batch_first,
+            device=device,
+            dtype=dtype,
+        )
+        # What torch's encoder layers ask before they take their fast path, which would pass this module by.
+        self._qkv_same_embed_dim = False
+        if isinstance(reweight, str) and reweight == "multimax":
+            self.multimax = MultiMax(
+                order,
+                terms=terms,
+                heads=num_heads if per_head else None,
+                init=init,
+                monotone=monotone,
+                device=device,
+                dtype=dtype,
+            )
+        else:
+            if (order, terms, per_head, init, monotone) != (2, "both", False, "paper", False):
+                raise ValueError(
+                    "multimax: expected order, terms, per_head, init and monotone with reweight='multimax' only, got "
+                    f"them with {reweight!r}; give its module with the options it takes"
+                )
+            if not isinstance(reweight, (str, nn.Module)):
+                raise TypeError(f"multimax: expected reweight to be a name or a module, got {reweight!r}")
+            self.reweight = (module(reweight) if isinstance(reweight, str) else reweight).to(device=device, dtype=dtype)
+        self.attn_scale = AttnScale(num_heads).to(device=device, dtype=dtype) if attn_scale else None
+
+    def _reset_parameters(self) -> None:
+        one_weight = self.in_proj_weight is not None
+        self._qkv_same_embed_dim, before = one_weight, self._qkv_same_embed_dim
+        super()._reset_parameters()
+        self._qkv_same_embed_dim = before
+
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: object) -> None:
+        """A state_dict of torch's module has no parameters of the function: then MultiMax is softmax, and what else
+        there is stays as it is."""
+        own = {name: t.detach().clone() for name, t in self.state_dict().items() if name.split(".")[0] in OWN}
+        if "multimax" in self._modules:
+            own |= {f"multimax.{name}": t for name, t in state_as_softmax(self.multimax).items()}
+        others = self.state_dict().keys() - own.keys()
+        whole = all(f"{prefix}{name}" in state_dict for name in others)  # a part says nothing of the rest
+        if self.softmax_if_missing and whole and not any(f"{prefix}{name}" in state_dict for name in own):
+            state_dict.update({f"{prefix}{name}": t for name, t in own.items()})
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+        """Query, key and value, (B, L, E) each, by their projections."""
+        biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        if self.in_proj_weight is None:
+            weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        elif query is key is value:
+            packed: tuple[Tensor, ...] = nn.functional.linear(query, self.in_proj_weight, self.in_proj_bias).chunk(
+                3, -1
+            )
+            return packed
+        else:
+            weights = self.in_proj_weight.chunk(3)
+        triples = zip((query, key, value), weights, biases, strict=True)
+        return tuple(nn.functional.linear(t, weight, bias) for t, weight, bias in triples)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As in torch; masks in torch's sense here: True, or -inf, where a key takes *no* part.
+
+        With ``need_weights`` the weights are computed as a matrix; without, as :func:`multimax.reweighting.attention`
+        does it.
+        """
+        if is_causal and attn_mask is None:
+            raise ValueError("multimax: expected an attn_mask beside is_causal=True, which is only a hint, as in torch")
+        for name, t in (("query", query), ("key", key), ("value", value)):
+            if t.is_nested:  # nn.TransformerEncoder's own doing, in evaluation
+                raise TypeError(
+                    f"multimax: expected {name} to be a dense tensor, got a nested one; make nn.TransformerEncoder "
+                    "with enable_nested_tensor=False"
+                )
+        batched = query.dim() == 3
+        if query.dim() not in (2, 3) or key.dim() != query.dim() or value.dim() != query.dim():
+            raise ValueError(
+                "multimax: expected query, key and value of 2 or 3 dims, got "
+                f"{checks.shape(query)}, {checks.shape(key)} and {checks.shape(value)}"
+            )
+        inputs = {id(t): t for t in (query, key, value)}  # what is one tensor stays one
+        if not batched:
+            inputs = {name: t[None] for name, t in inputs.items()}
+        elif not self.batch_first:
+            inputs = {name: t.transpose(0, 1) for name, t in inputs.items()}
+        heads = self.num_heads
+        q, k, v = self._project(*(inputs[id(t)] for t in (query, key, value)))  # (B, L, E)
+        b, queries = q.shape[:2]
+        extra = 0
+        if self.bias_k is not None and self.bias_v is not None:
+            k = torch.cat([k, self.bias_k.expand(b, 1, -1)], 1)
+            v = torch.cat([v, self.bias_v.expand(b, 1, -1)], 1)
+            extra += 1
+        if self.add_zero_attn:
+            k, v = (torch.cat([t, t.new_zeros(b, 1, t.shape[-1])], 1) for t in (k, v))
+            extra += 1
+        q, k, v = (t.unflatten(-1, (heads, self.head_dim)).transpose(1, 2) for t in (q, k, v))  # (B, H, L, D)
+        causal = is_causal and key_padding_mask is None and not need_weights and not extra
+        mask = None if causal else self._mask(attn_mask, key_padding_mask, b, queries, k.shape[2] - extra, extra, q)
+        dropout_p = self.dropout if self.training else 0.0
+        compute = partial(
+            attention,
+            q,
+            k,
+            v,
+            reweight=self.reweight if hasattr(self, "reweight") else self.multimax,
+            attn_mask=mask,
+            dropout_p=dropout_p,
+            is_causal=causal,
+            attn_scale=None if self.attn_scale is None else self.attn_scale.omega,
+        )
+        weights: Tensor | None = None
+        if need_weights:
+            out, weights = compute(return_weights=True)
+        else:
+            out = compute()
+        out = self.out_proj(out.transpose(1, 2).flatten(2))  # (B, Lq, E)
+        if weights is not None and average_attn_weights:
+            weights = weights.mean(1)
+        if not batched:
+            return out[0], None if weights is None else weights[0]
+        return (out if self.batch_first else out.transpose(0, 1)), weights
+
+    def _mask(
+        self,
+        attn_mask: Tensor | None,
+        key_padding_mask: Tensor | None,
+        b: int,
+        queries: int,
+        keys: int,
+        extra: int,
+        like: Tensor,
+    ) -> Tensor | None:
+        """Both masks as one that broadcasts to (B, H, Lq, Lk): boolean in SDPA's sense, or numbers."""
+        masks = []
+        if attn_mask is not None:
+            shapes = [(queries, keys), (b * self.num_heads, queries, keys)]
+            if tuple(attn_mask.shape) not in shapes:
+                raise ValueError(
+                    f"multimax: expected attn_mask of shape {shapes[0]} or {shapes[1]}, got {checks.shape(attn_mask)}"
+                )
+            masks.append(attn_mask if attn_mask.dim() == 2 else attn_mask.unflatten(0, (b, self.num_heads)))
+        if key_padding_mask is not None:
+            padding = key_padding_mask if key_padding_mask.dim() == 2 else key_padding_mask[None]
+            if tuple(padding.shape) != (b, keys):
+                got = checks.shape(key_padding_mask)
+                raise ValueError(f"multimax: expected key_padding_mask of shape {(b, keys)}, got {got}")
+            masks.append(padding[:, None, None])
+        if not masks:
+            return None
+        if extra:  # what torch adds to the keys is never masked
+            masks = [nn.functional.pad(mask, (0, extra)) for mask in masks]
+        if all(mask.dtype == torch.bool for mask in masks):
+            return ~(masks[0] if len(masks) == 1 else masks[0] | masks[1])
+        zero = torch.zeros((), dtype=like.dtype, device=like.device)
+        numbers = [torch.where(m, -torch.inf, zero) if m.dtype == torch.bool else m.to(like.dtype) for m in masks]
+        return numbers[0] if len(numbers) == 1 else numbers[0] + numbers[1]

@@ -1,0 +1,1 @@
+"""The operations, a room for each: rows, attention, loss and entmax; and what they share."""

@@ -1,0 +1,1 @@
+"""Sparsemax, entmax15 and entmax."""

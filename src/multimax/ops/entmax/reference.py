@@ -1,0 +1,185 @@
+"""The formulas of the other reweighting functions, on any device and in any dtype: the oracle for their kernels.
+
+Differentiable twice. Arguments are taken as they come; `functions` checks them.
+
+Shapes: z is (..., K) in the compute dtype, masked (..., K) says which entries take no part; every function returns the
+weights, (..., K): 0 where masked, NaN wherever else there is a NaN in the row.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from multimax.ops.reference import compute_dtype
+
+
+def split(x: Tensor, dim: int, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """z and masked, with `dim` last."""
+    masked = x <= torch.finfo(x.dtype).min / 2  # -inf and large negative fills; NaN compares false
+    if mask is not None:
+        masked = masked | ~mask
+    return x.movedim(dim, -1).to(compute_dtype(x.dtype)), masked.movedim(dim, -1)
+
+
+def _from_the_largest(z: Tensor, masked: Tensor) -> Tensor:
+    """z less the largest entry that takes part, -inf where masked, NaN in the whole row if it holds one or +inf.
+
+    All these functions are the same for z + c, so the largest counts as a constant for gradients.
+    """
+    if z.shape[-1] == 0:
+        return z
+    top = torch.where(masked, -torch.inf, z).amax(-1, keepdim=True).detach()
+    top = torch.where(top == torch.inf, torch.nan, torch.where(masked.all(-1, keepdim=True), 0.0, top))
+    return torch.where(masked, -torch.inf, z - top)
+
+
+def sparsemax(z: Tensor, masked: Tensor) -> Tensor:
+    """argmin over p in the simplex of |p - z|^2, which is max(z - tau, 0) (Martins and Astudillo 2016)."""
+    u = _from_the_largest(z, masked)
+    if z.shape[-1] == 0:
+        return u
+    with torch.no_grad():
+        # no entry at or below -1 is in the support; cut off there, far ones cannot spoil the sums
+        ranked = u.clamp(min=-2).sort(-1, descending=True).values
+        k = torch.arange(1, u.shape[-1] + 1, dtype=u.dtype, device=u.device)
+        size = (1 + k * ranked > ranked.cumsum(-1)).sum(-1, keepdim=True).clamp(min=1)
+        least = ranked.gather(-1, size - 1)
+        support = ((u >= least) & (u > -1)) | u.isnan()
+    inside = torch.where(support, u, 0.0)
+    tau = (inside.sum(-1, keepdim=True) - 1) / support.sum(-1, keepdim=True)
+    return torch.where(support, torch.relu(inside - tau), 0.0)
+
+
+def entmax15(z: Tensor, masked: Tensor) -> Tensor:
+    """max(z / 2 - tau, 0)^2, entmax at alpha = 1.5 (Peters, Niculae and Martins 2019)."""
+    u = _from_the_largest(z, masked) / 2
+    if z.shape[-1] == 0:
+        return u
+    with torch.no_grad():
+        ranked = u.clamp(min=-2).sort(-1, descending=True).values
+        k = torch.arange(1, u.shape[-1] + 1, dtype=u.dtype, device=u.device)
+        mean = ranked.cumsum(-1) / k
+        spread = ranked.square().cumsum(-1) - k * mean.square()
+        tau = mean - ((1 - spread) / k).clamp(min=0).sqrt()
+        size = (tau <= ranked).sum(-1, keepdim=True).clamp(min=1)
+        least = ranked.gather(-1, size - 1)
+        support = ((u >= least) & (u > -1)) | u.isnan()
+    size = support.sum(-1, keepdim=True)
+    inside = torch.where(support, u, 0.0)
+    # on the support, sum (u - tau)^2 = 1 is a quadratic equation; a row without support gets any tau
+    mean = inside.sum(-1, keepdim=True) / size.clamp(min=1)
+    spread = torch.where(support, inside - mean, 0.0).square().sum(-1, keepdim=True)
+    tau = mean - ((1 - spread) / size.clamp(min=1)).sqrt()
+    return torch.where(support, torch.relu(inside - tau).square(), 0.0)
+
+
+NEAR = 1.25  # up to here alpha counts as close to 1
+
+
+def _power(u: Tensor, masked: Tensor, tau: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
+    """p = r^(1 / (alpha - 1)) and its derivative by u, p / r, both 0 outside of the support. u is finite throughout.
+
+    r is 1 at the largest entry if that takes everything, and K^(1 - alpha) if all are equal. For alpha near 1 both are
+    close to 1: so r = 1 + (alpha - 1)(u - tau), whose logarithm is taken without 1; alpha to 1 is exp(u - tau), to
+    rounding. For larger alpha r may be tiny: so r = (alpha - 1) u + tau, with tau itself as small.
+    """
+    a = alpha - 1
+    near = alpha < NEAR
+    scaled = a * torch.where(near, u - tau, u)
+    inside = ((torch.where(near, scaled + 1, scaled + tau) > 0) | u.isnan()) & ~masked
+    # what is not used must not be infinite: its gradient, 0, would become NaN
+    scaled = torch.where(inside, scaled, 0.0)
+    r = torch.where(near, scaled + 1, torch.where(inside, scaled + tau, 1.0))
+    log_r = torch.where(near, torch.log1p(torch.where(near, scaled, 0.0)), torch.where(near, 1.0, r).log())
+    p = torch.where(inside, (log_r / a).exp(), 0.0)
+    return p, torch.where(inside, p / r, 0.0)
+
+
+def entmax(z: Tensor, masked: Tensor, alpha: Tensor) -> Tensor:
+    """max((alpha - 1) z - tau, 0)^(1 / (alpha - 1)) for alpha > 1, (..., 1) (Peters, Niculae and Martins 2019).
+
+    With u = z - max z in the place of z, in one of the two forms of `_power`. For alpha <= 2 the norm
+    (sum of p)^(alpha - 1) is convex in tau, and Newton's method on it from where the largest weight is 1 never goes too
+    far; for alpha > 2 the interval in which tau lies is halved, on a logarithmic scale as long as it is wide.
+    """
+    u = torch.where(masked, 0.0, _from_the_largest(z, masked))  # -inf times a gradient of 0 would be NaN
+    if z.shape[-1] == 0:
+        return u
+    alpha = alpha.to(u.dtype)
+    # may not look at values
+    graph = z.is_meta or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    empty = masked.all(-1, keepdim=True)
+    with torch.no_grad():
+        a, near = alpha - 1, alpha < NEAR
+        high = torch.ones_like(u[..., :1] + alpha)
+        low = (high * -a * math.log(u.shape[-1])).exp().clamp(min=torch.finfo(u.dtype).tiny)
+        tau = torch.where(near, 0.0, torch.where(alpha <= 2, high, (low * high).sqrt()))
+        for _ in range(60 if u.dtype == torch.float32 else 120):
+            p, slope = _power(u, masked, tau, alpha)
+            total = p.sum(-1, keepdim=True)
+            low, high = torch.where(total >= 1, low, tau), torch.where(total >= 1, tau, high)
+            middle = torch.where(high > 4 * low, low.sqrt() * high.sqrt(), low + (high - low) / 2)
+            step = -torch.expm1(-a * total.log()) * total / slope.sum(-1, keepdim=True)
+            before = tau
+            tau = torch.where(near, tau + step / a, torch.where(alpha <= 2, tau - step, middle))
+            # NaN stays, as settled
+            moved = (tau - before).abs() > torch.finfo(u.dtype).eps * torch.where(near, tau.clamp(min=0.01), tau)
+            if not graph and not bool((moved & ~empty).any()):
+                break
+        tau = torch.where(empty, 1.0, tau)  # any number will do
+        slope = _power(u, masked, tau, alpha)[1].sum(-1, keepdim=True)
+        slope = torch.where(empty, 1.0, torch.where(near, slope, -slope / a))  # by tau
+    # Two more steps, now with gradients. With tau itself off by some change of u or alpha in the first order, it is off
+    # in the second order after one step, in the third after two, though the slope is a constant: so the result has the
+    # first two derivatives of the root.
+    for _ in range(2):
+        tau = tau + torch.where(empty, 0.0, (_power(u, masked, tau, alpha)[0].sum(-1, keepdim=True) - 1) / slope)
+    return _power(u, masked, tau, alpha)[0]
+
+
+def cooled(z: Tensor, masked: Tensor, temperature: Tensor) -> Tensor:
+    """z / temperature up to a constant a row, -inf where masked. Numbers that overflow stay finite."""
+    u = torch.where(masked, 0.0, _from_the_largest(z, masked))  # -inf times a gradient of 0 would be NaN
+    limits = torch.finfo(u.dtype)
+    scaled = (u / temperature.to(u.dtype).clamp(min=limits.tiny)).clamp(min=limits.min / 4)
+    return torch.where(masked, -torch.inf, scaled)
+
+
+def at_or_above_the_mean(z: Tensor, masked: Tensor) -> Tensor:
+    """Which entries Ev-SoftMax keeps (Chen, Itkina, Senanayake and Kochenderfer 2021).
+
+    The mean is taken of z - max z: of numbers that are never positive it cannot, by rounding, exceed all of them.
+    """
+    with torch.no_grad():
+        u = _from_the_largest(z, masked)
+        count = (~masked).sum(-1, keepdim=True)
+        return ~(u < torch.where(masked, 0.0, u).sum(-1, keepdim=True) / count) & ~masked
+
+
+def hourglass(z: Tensor, masked: Tensor, q: float) -> Tensor:
+    """What Sparsehourglass projects on the simplex: z (1 + K q) / (|sum z| + K q) (Laha et al. 2018).
+
+    Divided by q throughout, so that q to infinity, sparsemax, is a number like any other. K counts what takes part.
+    """
+    taking_part = torch.where(masked, 0.0, z)
+    count = (~masked).sum(-1, keepdim=True).to(z.dtype)
+    factor = (1 / q + count) / (taking_part.sum(-1, keepdim=True).abs() / q + count)
+    return torch.where(masked, -torch.inf, taking_part * factor)
+
+
+def largest(z: Tensor, masked: Tensor, k: int | float) -> Tensor:
+    """The k largest entries, or that share of those that take part, rounded up; of equal ones some: k remain."""
+    with torch.no_grad():
+        length = z.shape[-1]
+        taking_part = (~masked).sum(-1, keepdim=True)
+        # a share of 0.07 of 100 entries is 7, whatever rounding makes of the product
+        most = k if isinstance(k, int) else math.ceil(k * length - 1e-9)
+        order = torch.where(masked, -torch.inf, z).topk(min(most, length), -1).indices  # NaN first
+        rank = torch.arange(order.shape[-1], device=z.device)
+        kept = torch.ones_like(order, dtype=torch.bool)
+        if not isinstance(k, int):
+            kept = rank < torch.ceil(k * taking_part.double() - 1e-9)
+        # a NaN or an infinity is kept with its whole row, where it shows
+        lost = (~(torch.where(masked, 0.0, z) < torch.inf)).any(-1, keepdim=True)
+        return (torch.zeros_like(masked).scatter(-1, order, kept) | lost) & ~masked

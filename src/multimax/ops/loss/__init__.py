@@ -1,0 +1,1 @@
+"""Cross-entropy with MultiMax instead of softmax, of logits or of a linear layer that makes them."""

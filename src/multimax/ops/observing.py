@@ -1,0 +1,77 @@
+"""Who watches the attention functions, and what they are told: order, shape and, if they ask, the scores in blocks.
+
+An attention function that has computed its result says so in two lines, which cost nothing while nobody watches:
+
+    if observing.active():
+        observing.report(order, (B, H, Lq, Lk), blocks)
+
+Observers are shared by all threads. Code under ``torch.compile`` reports nothing.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+# Scores, which are the input of the reweighting function (before sigma, with the bias that is part of them), weights,
+# which are its output before dropout, and True where a key takes part: (B, H, a few of the queries, Lk) each.
+Block = tuple[Tensor, Tensor, Tensor]
+Blocks = Callable[[], Iterator[Block]]
+Observer = Callable[[int, tuple[int, ...], Blocks], None]
+
+_observers: list[Observer] = []
+_orders: list[int] = []  # what to report in the place of the order
+
+
+def active() -> bool:
+    """Whether anybody watches. Always false while compiling, which also leaves no guard in compiled code."""
+    return not torch.compiler.is_compiling() and bool(_observers)
+
+
+@contextmanager
+def observe(observer: Observer) -> Iterator[None]:
+    """Has the observer called as ``observer(order, shape, blocks)`` after each attention, within the context.
+
+    Args:
+        observer: gets the order of sigma (0 for another function), the shape (B, H, Lq, Lk) of the scores, and a
+            function of no arguments that computes them block by block. Who needs no values does not call it. The
+            observer runs without gradients.
+
+    Example:
+        >>> import torch, multimax
+        >>> from multimax.ops import observing
+        >>> seen = []
+        >>> query, key, value = torch.randn(3, 2, 4, 9, 8).unbind(0)
+        >>> with observing.observe(lambda order, shape, blocks: seen.append((order, shape))):
+        ...     out = multimax.multimax_attention(query, key, value, torch.zeros(2, 2), torch.zeros(2, 2))
+        >>> seen
+        [(2, (2, 4, 9, 9))]
+    """
+    _observers.append(observer)
+    try:
+        yield
+    finally:
+        # by identity and from the end: the same observer may watch twice
+        last = max(i for i, own in enumerate(_observers) if own is observer)
+        del _observers[last]
+
+
+@contextmanager
+def as_order(order: int) -> Iterator[None]:
+    """Has calls within the context reported with this order: softmax, say, that runs as a special case of MultiMax."""
+    if not active():
+        yield
+        return
+    _orders.append(order)
+    try:
+        yield
+    finally:
+        _orders.pop()
+
+
+def report(order: int, shape: tuple[int, ...], blocks: Blocks) -> None:
+    """Tells every observer of one call. ``blocks`` must give the same blocks each time it is called."""
+    with torch.no_grad():
+        for observer in tuple(_observers):
+            observer(_orders[-1] if _orders else order, shape, blocks)

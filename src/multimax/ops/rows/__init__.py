@@ -1,0 +1,1 @@
+"""The function itself: multimax, log_multimax and modulate along one dim."""

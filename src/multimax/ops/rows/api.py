@@ -1,0 +1,164 @@
+"""The functions: check the arguments, choose the path, call it."""
+
+import warnings
+
+import torch
+from torch import Tensor
+
+from multimax.ops import checks, reference
+from multimax.ops import kernels as ops
+
+_warned = False
+
+
+def choose(impl: str, device: torch.device, why_not_cpu: str | None = None) -> str:
+    """The path to take: "cpu" or "reference", the latter on any device if there is a reason why the kernels cannot."""
+    global _warned
+    checks.choice("impl", impl, checks.IMPLS)
+    if impl == "reference":
+        return impl
+    if impl == "triton":
+        raise RuntimeError("multimax: impl='triton' cannot run: this version has no Triton kernels; use 'reference'")
+    # torch.func.jvp opens a dual level too
+    forward_mode = torch.autograd.forward_ad._current_level >= 0
+    if impl == "cpu":
+        if forward_mode:
+            raise RuntimeError("multimax: impl='cpu' cannot run: it has no forward-mode derivatives; use 'auto'")
+        if device.type != "cpu":
+            raise RuntimeError(f"multimax: impl='cpu' cannot run: the input is on {device}; use 'auto' or 'reference'")
+        if why_not_cpu or ops.unavailable:
+            raise RuntimeError(f"multimax: impl='cpu' cannot run: {why_not_cpu or ops.unavailable}")
+        return impl
+    if why_not_cpu:
+        return "reference"
+    if device.type == "cpu" and ops.unavailable:
+        if not _warned:
+            _warned = True
+            warnings.warn(f"multimax: using the slower reference, because {ops.unavailable}", stacklevel=4)
+        return "reference"
+    return "cpu" if device.type == "cpu" and not forward_mode else "reference"
+
+
+def result_dtype(x: Tensor) -> torch.dtype:
+    """As torch.softmax: the input's, but float32 under autocast, except on the CPU."""
+    device = x.device.type
+    wide = device != "cpu" and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return reference.compute_dtype(x.dtype) if wide else x.dtype
+
+
+def _rows(kind: str, x: Tensor, coefs: Tensor, knots: Tensor, dim: int, mask: Tensor | None, impl: str) -> Tensor:
+    checks.tensor("x", x)
+    dim = checks.dimension(dim, x.ndim)
+    coefs, knots = checks.parameters(x, coefs, knots, dim)
+    mask = checks.mask_for(x, mask)
+    if choose(impl, x.device) == "cpu":
+        return ops.rows(x, coefs, knots, mask, dim, kind)
+    if x.ndim == 0:
+        return _rows(kind, x[None], coefs, knots, 0, None if mask is None else mask[None], impl)[0]
+    dtype = result_dtype(x)
+    if kind == "modulate":
+        return reference.modulate(x, coefs, knots, dtype=dtype)
+    function = reference.multimax if kind == "multimax" else reference.log_multimax
+    return function(x, coefs, knots, dim=dim, mask=mask, dtype=dtype)
+
+
+def multimax(
+    x: Tensor, coefs: Tensor, knots: Tensor, *, dim: int = -1, mask: Tensor | None = None, impl: str = "auto"
+) -> Tensor:
+    r"""MultiMax along a dim: softmax of a learned, piece-wise modulated input.
+
+    .. math::
+        \phi(x)_i = \frac{e^{\sigma(x_i)}}{\sum_k e^{\sigma(x_k)}}, \qquad
+        \sigma(x) = x + \sum_{n=1}^{N} c_n \max(b_n - x, 0)^n + e_n \max(x - d_n, 0)^n
+
+    with :math:`c_n = 1 - t_{b_n}` and :math:`e_n = t_{d_n} - 1` of the paper (equations 4 and 6). All-zero ``coefs``
+    is softmax. Entries that are ``-inf``, or at or below half of the dtype's lowest finite value, count as masked: they
+    get weight 0 and no gradient. A row with nothing left is all zeros. A NaN shows in its whole row.
+
+    Half-precision inputs are computed in float32 and returned in their dtype; the parameters may be of another dtype.
+    Gradients flow to ``x``, ``coefs`` and ``knots``; equal calls give bitwise equal results.
+
+    Args:
+        x: input of any shape, float32, float64, bfloat16 or float16.
+        coefs: :math:`(c_n, e_n)`, of shape (N, 2) for one set of parameters or (H, N, 2) for one a head. (H, N, 2) is
+            made for attention scores (..., H, queries, keys): the heads are the last but one of x's other dims. For
+            heads on any other axis give leading dims that broadcast against x's shape without ``dim``: for x of
+            (batch, queries, H, keys) that is (H, N, 2) viewed as (1, H, N, 2).
+        knots: :math:`(b_n, d_n)`, of the same shape as ``coefs``.
+        dim: the dim along which the weights sum to 1.
+        mask: boolean, broadcastable to ``x``; True where an entry takes part.
+        impl: "auto", "cpu" (the compiled kernels) or "reference" (the formulas in plain PyTorch). A name given
+            outright runs or raises; "auto" takes the kernels on a CPU, except under forward-mode differentiation.
+
+    Returns:
+        Weights of the shape and dtype of ``x``.
+
+    Example:
+        >>> import torch, multimax
+        >>> coefs, knots = multimax.from_paper(t_b=[2.0], t_d=[0.5], b=[0.0], d=[1.0])
+        >>> x = torch.tensor([3.0, 2.0, -1.0])
+        >>> torch.softmax(x, -1)
+        tensor([0.7214, 0.2654, 0.0132])
+        >>> multimax.multimax(x, coefs, knots)
+        tensor([0.6154, 0.3733, 0.0113])
+
+    References:
+        Zhou, Fritz, Keuper: MultiMax: Sparse and Multi-Modal Attention Learning. ICML 2024, equations 4 to 6.
+    """
+    return _rows("multimax", x, coefs, knots, dim, mask, impl)
+
+
+def log_multimax(
+    x: Tensor, coefs: Tensor, knots: Tensor, *, dim: int = -1, mask: Tensor | None = None, impl: str = "auto"
+) -> Tensor:
+    r"""The logarithm of :func:`multimax`, computed without leaving the log domain.
+
+    .. math:: \log \phi(x)_i = \sigma(x_i) - \log \sum_k e^{\sigma(x_k)}
+
+    Masked entries, and rows with nothing left, are ``-inf`` and pass no gradient.
+
+    Args:
+        x: input of any shape.
+        coefs: as for :func:`multimax`.
+        knots: as for :func:`multimax`.
+        dim: the dim along which the weights sum to 1.
+        mask: boolean, broadcastable to ``x``; True where an entry takes part.
+        impl: as for :func:`multimax`.
+
+    Returns:
+        Log-weights of the shape and dtype of ``x``.
+
+    Example:
+        >>> import torch, multimax
+        >>> coefs, knots = multimax.from_paper(t_b=[2.0], t_d=[0.5], b=[0.0], d=[1.0])
+        >>> multimax.log_multimax(torch.tensor([3.0, 2.0, -1.0]), coefs, knots)
+        tensor([-0.4854, -0.9854, -4.4854])
+    """
+    return _rows("log_multimax", x, coefs, knots, dim, mask, impl)
+
+
+def modulate(x: Tensor, coefs: Tensor, knots: Tensor, *, impl: str = "auto") -> Tensor:
+    r"""The modulator :math:`\sigma` alone, entry by entry (equation 6).
+
+    .. math:: \sigma(x) = x + \sum_{n=1}^{N} c_n \max(b_n - x, 0)^n + e_n \max(x - d_n, 0)^n
+
+    ReLU, Leaky ReLU and PReLU are special cases: ``b = d = 0``, ``t_d = 1`` and ``t_b`` the slope below zero. Entries
+    that count as masked (see :func:`multimax`) pass through unchanged and without gradient, so that
+    ``torch.softmax(modulate(x, coefs, knots), -1)`` treats them as masked too.
+
+    Args:
+        x: input of any shape.
+        coefs: as for :func:`multimax` with ``dim=-1``.
+        knots: as for :func:`multimax` with ``dim=-1``.
+        impl: as for :func:`multimax`.
+
+    Returns:
+        Modulated input of the shape and dtype of ``x``.
+
+    Example:
+        >>> import torch, multimax
+        >>> relu = multimax.from_paper(t_b=[0.0], t_d=[1.0], b=[0.0], d=[0.0])
+        >>> multimax.modulate(torch.tensor([-2.0, 0.5, 3.0]), *relu)
+        tensor([0.0000, 0.5000, 3.0000])
+    """
+    return _rows("modulate", x, coefs, knots, -1, None, impl)

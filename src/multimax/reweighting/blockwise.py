@@ -1,0 +1,358 @@
+"""Attention with any reweighting function, a few queries at a time.
+
+Shapes: B batches, H query heads, Hkv key heads, Lq queries, Lk keys, D and Dv entries a head, q queries of a block.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Literal, NamedTuple, overload
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from multimax.ops import checks, observing
+from multimax.ops.attention.api import Inputs, Window, inputs, multimax_attention, scale_of
+from multimax.ops.attention.blocks import query_slices, takes_part, without_autocast
+from multimax.ops.reference import band, compute_dtype
+from multimax.ops.rows.api import modulate
+from multimax.reweighting.functions import softmax
+from multimax.reweighting.high_pass import attn_scale as scale_high_pass
+from multimax.reweighting.layer import MultiMax
+from multimax.reweighting.modules import Reweighter
+from multimax.reweighting.specs import Reweighting, get
+
+Function = Callable[..., Tensor]
+# Scores in a block, unless told otherwise. Just over 32 MiB in float32: what is smaller, the C library takes from its
+# heap, which the blocks' results, in between, would keep from being used again.
+ELEMENTS = 2**23 + 2**16
+
+
+def function_of(reweight: str | Function) -> Function:
+    """The function that a name, a module or a callable stands for."""
+    if isinstance(reweight, str):
+        return get(reweight)
+    if isinstance(reweight, MultiMax):
+        coefs, knots = reweight.parameters_in_use()
+        return Reweighting("multimax", {"coefs": coefs, "knots": knots})
+    if isinstance(reweight, Reweighter):
+        return reweight.function()
+    if isinstance(reweight, nn.Softmax):  # torch's own, which knows no mask
+        return get("softmax")
+    if isinstance(reweight, nn.Module):  # the user's, called as our own
+        return lambda x, dim, mask: reweight(x, mask=mask)
+    if not callable(reweight):
+        raise TypeError(
+            f"multimax: expected reweight to be a name, a module or a function of (x, dim, mask), got {reweight!r}"
+        )
+    return reweight
+
+
+def _as_multimax(function: Function, heads: int, like: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Coefs and knots with which the fused attention computes the function; None if there are none.
+
+    Softmax at temperature T is a sigma with the slope 1 / T on both sides of 0.
+    """
+    if not isinstance(function, Reweighting) or function.name not in ("multimax", "softmax"):
+        return None
+    if function.name == "multimax":
+        coefs, knots = function.options["coefs"], function.options["knots"]
+        return (coefs, knots) if coefs.ndim < 4 else None
+    temperature = function.options.get("temperature", 1.0)
+    dtype = compute_dtype(like.dtype)
+    if not isinstance(temperature, Tensor):
+        checks.number_above("temperature", temperature, 0)
+        if temperature < 1e-6:  # 1 / T times a score could overflow
+            return None
+        slope = torch.tensor(1 / temperature, dtype=dtype, device=like.device)
+    elif temperature.numel() == 1 or (temperature.shape[-3:] == (heads, 1, 1) and temperature.numel() == heads):
+        checks.above("temperature", temperature, 0, like.new_empty(()).expand(1, heads, 1, 1), 3)
+        slope = 1 / temperature.to(dtype).reshape(() if temperature.numel() == 1 else (-1, 1))
+    else:
+        return None
+    coefs = torch.stack([1 - slope, slope - 1], -1)  # (2,) or (H, 1, 2)
+    coefs = coefs.reshape(1, 2) if coefs.ndim == 1 else coefs
+    return coefs, torch.zeros_like(coefs)
+
+
+class Block(NamedTuple):
+    """Some of the queries, with what belongs to them."""
+
+    scores: Tensor  # (B, H, q, keys), the bias included
+    weights: Tensor  # (B, H, q, keys)
+    part: Tensor | None  # what broadcasts to them, True where a key takes part; None for all
+
+
+class Attention(NamedTuple):
+    """All that a block needs of the call."""
+
+    own: Inputs
+    function: Function
+    omega: Tensor | None
+    dropout_p: float
+    scale: float
+    causal: bool
+    left: int
+    right: int
+    softcap: float | None
+
+    def keys(self, rows: slice) -> slice:
+        """Outside of these no key takes part for these queries."""
+        queries, keys = self.own.query.shape[2], self.own.key.shape[2]
+        first, end = 0, keys
+        if self.causal:
+            end = min(end, rows.stop)
+        if self.right >= 0:
+            end = min(end, rows.stop + keys - queries + self.right)
+        if self.left >= 0:
+            first = max(first, rows.start + keys - queries - self.left)
+        first = min(first, keys)
+        return slice(first, max(end, first))
+
+    def block(self, query: Tensor, key: Tensor, rows: slice, keys: slice) -> Block:
+        """Scores and weights of these queries, (B, H, q, D), and keys, (B, Hkv, keys, D)."""
+        b, h, q, _ = query.shape
+        # heads that share a key head become more queries of it: nothing is repeated
+        grouped = query.reshape(b, key.shape[1], h * q // max(key.shape[1], 1), query.shape[-1])
+        with without_autocast(query.device):
+            x = (self.scale * grouped @ key.transpose(-1, -2)).reshape(b, h, q, key.shape[2])
+        part = added = None
+        if self.causal or self.left >= 0 or self.right >= 0:
+            lengths = self.own.query.shape[2], self.own.key.shape[2]
+            part = band(*lengths, self.causal, self.left, self.right, x.device, rows)[:, keys]
+        bias = _cut(self.own.bias, rows, keys)
+        if bias is not None:
+            part = _both(part, takes_part(bias))
+            x = x + bias.to(x.dtype)
+        if self.softcap is not None:
+            x = self.softcap * torch.tanh(x / self.softcap)
+        mask = _cut(self.own.mask, rows, keys)
+        if mask is not None and mask.dtype == torch.bool:
+            part = _both(part, mask)
+        elif mask is not None:
+            there = takes_part(mask)
+            part, added = _both(part, there), torch.where(there, mask, 0.0).to(x.dtype)
+        weights = weights_of(self.own_function(rows), x, part, added)
+        if self.omega is not None:
+            weights = scale_high_pass(weights, self.omega, part)
+        return Block(x, weights, part)
+
+    def own_function(self, rows: slice) -> Function:
+        """The function for these queries: of options that differ between queries, theirs."""
+        if not isinstance(self.function, Reweighting):
+            return self.function
+        queries = self.own.query.shape[2]
+        options = dict(self.function.options)
+        for name, value in options.items():
+            dim = -3 if name in ("coefs", "knots") else -2  # (..., Lq, order, 2) or (..., Lq, 1)
+            least = 5 if dim == -3 else 2  # (heads, order, 2) has no dim for queries
+            if isinstance(value, Tensor) and value.ndim >= least and queries > 1 and value.shape[dim] == queries:
+                options[name] = value.narrow(dim, rows.start, rows.stop - rows.start)
+        return Reweighting(self.function.name, options)
+
+    def result(self, query: Tensor, key: Tensor, value: Tensor, rows: slice, keys: slice) -> tuple[Tensor, Tensor]:
+        """The output of these queries, (B, H, q, Dv), and the weights, after dropout."""
+        b, h, q, _ = query.shape
+        weights = nn.functional.dropout(self.block(query, key, rows, keys).weights, self.dropout_p)
+        with without_autocast(query.device):
+            out = weights.reshape(b, key.shape[1], h * q // max(key.shape[1], 1), key.shape[2]) @ value
+        return out.reshape(b, h, q, value.shape[-1]), weights
+
+    def observed(self) -> Iterator[observing.Block]:
+        """Blocks for those who watch, with all keys."""
+        dtype = compute_dtype(self.own.query.dtype)
+        query, key = self.own.query.to(dtype), self.own.key.to(dtype)
+        whole = slice(0, key.shape[2])
+        for rows in query_slices((*query.shape[:3], key.shape[2])):
+            x, weights, part = self.block(query[:, :, rows], key, rows, whole)
+            there = takes_part(x)
+            yield x, weights, there if part is None else there & part
+
+
+def weights_of(function: Function, x: Tensor, part: Tensor | None, added: Tensor | None) -> Tensor:
+    """The function of the scores; numbers from a mask come after sigma and after the temperature."""
+    if added is None:
+        return function(x, dim=-1, mask=part)
+    if isinstance(function, Reweighting) and function.name == "multimax":
+        coefs, knots = function.options["coefs"], function.options["knots"]
+        lead = coefs.shape[:-2] and (*coefs.shape[:-2], *[1] * (coefs.ndim == 3))
+        coefs, knots = (t.reshape(*lead, *t.shape[-2:]) for t in (coefs, knots))
+        return softmax(modulate(x, coefs, knots) + added, mask=part)
+    if isinstance(function, Reweighting) and function.name == "softmax":
+        return softmax(x / function.options.get("temperature", 1.0) + added, mask=part)
+    return function(x + added, dim=-1, mask=part)
+
+
+def _both(a: Tensor | None, b: Tensor) -> Tensor:
+    return b if a is None else a & b
+
+
+def _cut(t: Tensor | None, rows: slice, keys: slice) -> Tensor | None:
+    """A mask or a bias for these queries and keys."""
+    if t is None:
+        return None
+    t = t if t.shape[2] == 1 else t[:, :, rows]
+    return t if t.shape[3] == 1 else t[..., keys]
+
+
+@overload
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    reweight: str | Function = ...,
+    attn_mask: Tensor | None = ...,
+    score_bias: Tensor | None = ...,
+    dropout_p: float = ...,
+    is_causal: bool = ...,
+    window: Window | None = ...,
+    scale: float | None = ...,
+    enable_gqa: bool = ...,
+    softcap: float | None = ...,
+    attn_scale: Tensor | None = ...,
+    return_weights: Literal[False] = ...,
+    block: int | None = ...,
+) -> Tensor: ...
+
+
+@overload
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    reweight: str | Function = ...,
+    attn_mask: Tensor | None = ...,
+    score_bias: Tensor | None = ...,
+    dropout_p: float = ...,
+    is_causal: bool = ...,
+    window: Window | None = ...,
+    scale: float | None = ...,
+    enable_gqa: bool = ...,
+    softcap: float | None = ...,
+    attn_scale: Tensor | None = ...,
+    return_weights: Literal[True],
+    block: int | None = ...,
+) -> tuple[Tensor, Tensor]: ...
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    reweight: str | Function = "softmax",
+    attn_mask: Tensor | None = None,
+    score_bias: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    window: Window | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    softcap: float | None = None,
+    attn_scale: Tensor | None = None,
+    return_weights: bool = False,
+    block: int | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    r"""Scaled dot-product attention with any reweighting function.
+
+    .. math:: o_i = \sum_j \phi(s_i)_j\, v_j, \qquad s_{ij} = \text{scale}\, q_i \cdot k_j + \text{bias}_{ij} +
+        \text{mask}_{ij}
+
+    MultiMax and softmax go to the fused kernels (:func:`multimax.multimax_attention`; numbers in the mask are then
+    added after :math:`\sigma` and after the temperature). All others are computed for a block of queries at a time,
+    forward, and once more in the backward, so that memory grows with block x length and not with the length's square.
+
+    Args:
+        query: (..., H, Lq, D).
+        key: (..., H, Lk, D), or (..., Hkv, Lk, D) with ``enable_gqa``.
+        value: (..., H, Lk, Dv), or (..., Hkv, Lk, Dv) with ``enable_gqa``.
+        reweight: a name (:func:`names`), a name with options (:func:`get`), a module of this package, or any function
+            that is called as ``function(scores, dim=-1, mask=mask)`` with a boolean mask or None.
+        attn_mask: as for :func:`multimax.multimax_attention`.
+        score_bias: as for :func:`multimax.multimax_attention`.
+        dropout_p: probability with which a weight is dropped; pass 0 in evaluation.
+        is_causal: as for :func:`multimax.multimax_attention`.
+        window: as for :func:`multimax.multimax_attention`.
+        scale: factor of the dot products, 1 / sqrt(D) unless given.
+        enable_gqa: let H / Hkv consecutive query heads share a key head.
+        softcap: c > 0 keeps the scores within (-c, c), as c tanh(s / c), before the function and before the mask's
+            numbers. MultiMax and softmax are then computed in blocks, not fused.
+        attn_scale: omega of AttnScale, () or (H,), see :func:`multimax.oversmoothing.attn_scale`.
+        return_weights: also return the weights, (..., H, Lq, Lk): the whole matrix.
+        block: how many queries to take at a time; by default some million scores.
+
+    Returns:
+        (..., H, Lq, Dv), and with ``return_weights`` the weights, after dropout, as torch's modules return them.
+
+    Example:
+        >>> import torch
+        >>> from multimax import reweighting
+        >>> query, key, value = torch.randn(3, 2, 6, 197, 64).unbind(0)
+        >>> reweighting.attention(query, key, value, reweight="entmax15", is_causal=True).shape
+        torch.Size([2, 6, 197, 64])
+        >>> top8 = reweighting.get("topk", k=8)
+        >>> out, weights = reweighting.attention(query, key, value, reweight=top8, return_weights=True)
+        >>> (weights > 0).sum(-1).unique()
+        tensor([8])
+    """
+    function = function_of(reweight)
+    checks.tensor("query", query)
+    if block is not None and (not isinstance(block, int) or isinstance(block, bool) or block < 1):
+        raise ValueError(f"multimax: expected block to be an int of at least 1, got {block!r}")
+    fused = None
+    if softcap is not None:
+        checks.number_above("softcap", softcap, 0)
+    if attn_scale is None and softcap is None and not return_weights and query.ndim > 1:
+        fused = _as_multimax(function, query.shape[-3] if query.ndim > 2 else 1, query)
+    if fused is not None:
+        with observing.as_order(_order(function)):
+            return multimax_attention(
+                query,
+                key,
+                value,
+                *fused,
+                attn_mask=attn_mask,
+                score_bias=score_bias,
+                dropout_p=dropout_p,
+                is_causal=is_causal,
+                window=window,
+                scale=scale,
+                enable_gqa=enable_gqa,
+            )
+    own = inputs(query, key, value, attn_mask, score_bias, enable_gqa)
+    dropout_p = checks.number("dropout_p", dropout_p, 0, 1)
+    bounds = checks.window_bounds(window)
+    call = Attention(own, function, attn_scale, dropout_p, scale_of(scale, own.query), is_causal, *bounds, softcap)
+    dtype = compute_dtype(own.query.dtype)
+    q, k, v = (t.to(dtype) for t in own[:3])
+    shape = (*q.shape[:3], k.shape[2])
+    if block is None:
+        slices = list(query_slices(shape, ELEMENTS))
+    else:
+        slices = [slice(first, min(first + block, shape[2])) for first in range(0, shape[2], block)]
+    # a block's scores are not kept for the backward; torch.func's transforms do not know of such things
+    again = len(slices) > 1 and not return_weights and torch.is_grad_enabled()
+    again = again and not torch._C._are_functorch_transforms_active()
+    outs, matrices = [], []
+    for rows in slices or [slice(0, 0)]:
+        keys = slice(0, shape[3]) if return_weights else call.keys(rows)
+        arguments = (q[:, :, rows], k[:, :, keys], v[:, :, keys], rows, keys)
+        out, weights = checkpoint(call.result, *arguments, use_reentrant=False) if again else call.result(*arguments)
+        outs.append(out)
+        if return_weights:
+            matrices.append(weights)
+    out = torch.cat(outs, 2).to(own.query.dtype).reshape(*own.lead, shape[2], v.shape[-1])
+    if observing.active():
+        observing.report(_order(function), shape, call.observed)
+    if not return_weights:
+        return out
+    return out, torch.cat(matrices, 2).to(own.query.dtype).reshape(*own.lead, *shape[2:])
+
+
+def _order(function: Function) -> int:
+    """The order of sigma, 0 for other functions."""
+    if isinstance(function, Reweighting) and function.name == "multimax":
+        order: int = function.options["coefs"].shape[-2]
+        return order
+    return 0

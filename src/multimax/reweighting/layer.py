@@ -1,0 +1,183 @@
+"""MultiMax as a module: it owns the parameters and calls the function."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from multimax.ops import checks
+from multimax.ops.parameters import to_paper
+from multimax.ops.rows.api import multimax
+
+TERMS = ("both", "lower", "upper")
+INITS = ("paper", "identity")
+
+
+class MultiMax(nn.Module):
+    r"""MultiMax as a layer with parameters of its own, in the place of ``nn.Softmax``.
+
+    .. math:: \phi(x) = \operatorname{softmax}(\sigma(x)), \qquad
+        \sigma(x) = x + \sum_{n=1}^{N} (1 - t_{b_n}) \max(b_n - x, 0)^n + (t_{d_n} - 1) \max(x - d_n, 0)^n
+
+    (equation 6 of the paper). The state_dict has two tensors: ``coefs`` with :math:`(1 - t_{b_n}, t_{d_n} - 1)` and
+    ``knots`` with :math:`(b_n, d_n)`, of shape (N, 2) or (H, N, 2). All-zero coefs is softmax.
+
+    Args:
+        order: N, at least 1; the paper uses 1 and 2.
+        terms: "both", "lower" (the paper's MultiMax-l: only entries below b are modulated) or "upper". A term that is
+            switched off stays at zero whatever is stored for it.
+        heads: H for one set of parameters a head, for scores of shape (..., H, queries, keys); None for one set.
+        dim: the dim along which the weights sum to 1.
+        init: "paper" (both from a normal distribution of standard deviation 0.02, truncated), "identity" (zero coefs,
+            so that the output is that of softmax, and knots spread over [-1, 1], so that training can begin), or a
+            pair of tensors (coefs, knots), such as :func:`from_paper` gives.
+        monotone: keep sigma non-decreasing, by construction: see :meth:`parameters_in_use`. The paper leaves the
+            parameters unconstrained.
+
+    Shape:
+        input (any shape), output of the same shape and dtype.
+
+    Example:
+        >>> import torch, multimax
+        >>> layer = multimax.MultiMax(init=multimax.from_paper(*multimax.presets["deit_small"][11]))
+        >>> layer
+        MultiMax(order=2, t_b=[0.1638, 3.207], t_d=[0.2557, 0.991], b=[1.685, 0.9796], d=[-0.04795, 2.184])
+        >>> layer(torch.tensor([3.0, 2.0, 0.5])).detach()
+        tensor([0.3788, 0.2951, 0.3261])
+    """
+
+    coefs: nn.Parameter
+    knots: nn.Parameter
+
+    def __init__(
+        self,
+        order: int = 2,
+        *,
+        terms: str = "both",
+        heads: int | None = None,
+        dim: int = -1,
+        init: str | tuple[Tensor, Tensor] = "paper",
+        monotone: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        for name, value in (("order", order), ("heads", heads)):
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise ValueError(f"multimax: expected {name} to be an int of at least 1, got {value!r}")
+        checks.integer("dim", dim)
+        checks.choice("terms", terms, TERMS)
+        self.order, self.terms, self.heads, self.dim = order, terms, heads, dim
+        self.init, self.monotone = init, monotone
+        shape = (order, 2) if heads is None else (heads, order, 2)
+        if not isinstance(init, str):
+            checks.pair(*init)
+            if tuple(init[0].shape) != shape:
+                raise ValueError(f"multimax: expected init tensors of shape {shape}, got {checks.shape(init[0])}")
+            if monotone:
+                raise ValueError(
+                    "multimax: expected init to be 'paper' or 'identity' with monotone=True, got tensors; "
+                    "what is stored is then not what is used"
+                )
+        else:
+            checks.choice("init", init, INITS)
+        self.coefs = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        self.knots = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Sets the parameters as ``init`` says."""
+        if not isinstance(self.init, str):
+            self.coefs.copy_(self.init[0])
+            self.knots.copy_(self.init[1])
+        elif self.init == "paper":
+            nn.init.trunc_normal_(self.coefs, std=0.02)
+            nn.init.trunc_normal_(self.knots, std=0.02)
+        else:
+            self.coefs.zero_()
+            spread = torch.arange(1, self.order + 1) / self.order
+            self.knots.copy_(torch.stack([-spread, spread], -1))
+        if self.terms != "both":  # what takes no part is zero in the state_dict too
+            self.coefs[..., 1 if self.terms == "lower" else 0] = 0
+
+    def parameters_in_use(self) -> tuple[Tensor, Tensor]:
+        """Coefs and knots as the function gets them: without the terms that are off, and monotone if asked for.
+
+        sigma is non-decreasing if its slope is positive in the first order and the higher orders only add to it. So
+        monotone=True takes t_b = exp(-coefs) and t_d = exp(coefs) in the first order, with the smaller of its knots as
+        b and the larger as d, and beyond it -|coefs| below and |coefs| above. Zero stays zero, with slope 1.
+        """
+        coefs: Tensor = self.coefs
+        knots: Tensor = self.knots
+        if self.monotone:
+            lower, upper = coefs[..., :1, 0], coefs[..., :1, 1]
+            first = torch.stack([-torch.expm1(-lower), torch.expm1(upper)], -1)  # (..., 1, 2)
+            # not -abs and abs: their gradient at zero is zero, and training from the identity would never begin
+            lower, upper = coefs[..., 1:, 0], coefs[..., 1:, 1]
+            higher = torch.stack([torch.where(lower > 0, -lower, lower), torch.where(upper < 0, -upper, upper)], -1)
+            coefs = torch.cat([first, higher], -2)
+            knots = torch.cat([knots[..., :1, :].sort(-1).values, knots[..., 1:, :]], -2)
+        if self.terms != "both":
+            on = torch.tensor([self.terms == "lower", self.terms == "upper"], dtype=coefs.dtype, device=coefs.device)
+            coefs = coefs * on
+        return coefs, knots
+
+    def settings(self) -> dict[str, Any]:
+        """What the module was made with, as plain data, but for the dim and the initial parameters."""
+        return {"order": self.order, "terms": self.terms, "heads": self.heads, "monotone": self.monotone}
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Weights of the shape of x; mask as for :func:`multimax.multimax`."""
+        coefs, knots = self.parameters_in_use()
+        return multimax(x, coefs, knots, dim=self.dim, mask=mask)
+
+    def _paper(self, index: int) -> Tensor:
+        return to_paper(*(value.detach() for value in self.parameters_in_use()))[index]
+
+    @property
+    def t_b(self) -> Tensor:
+        """The paper's t_b, (N,) or (H, N): the slope below b in the first order, 1 + its part in the others."""
+        return self._paper(0)
+
+    @property
+    def t_d(self) -> Tensor:
+        """The paper's t_d, (N,) or (H, N)."""
+        return self._paper(1)
+
+    @property
+    def b(self) -> Tensor:
+        """The paper's lower knots, (N,) or (H, N)."""
+        return self._paper(2)
+
+    @property
+    def d(self) -> Tensor:
+        """The paper's upper knots, (N,) or (H, N)."""
+        return self._paper(3)
+
+    def extra_repr(self) -> str:
+        """The settings, and, for one set of parameters, their values in the paper's symbols."""
+        parts = [f"order={self.order}"]
+        if self.terms != "both":
+            parts.append(f"terms={self.terms!r}")
+        if self.heads is not None:
+            parts.append(f"heads={self.heads}")
+        if self.dim != -1:
+            parts.append(f"dim={self.dim}")
+        if self.monotone:
+            parts.append("monotone=True")
+        if self.heads is None and checks.readable(self.coefs):
+            for name in ("t_b", "t_d", "b", "d"):
+                if (self.terms, name[-1]) not in (("lower", "d"), ("upper", "b")):
+                    values = ", ".join(f"{value:.4g}" for value in getattr(self, name).tolist())
+                    parts.append(f"{name}=[{values}]")
+        return ", ".join(parts)
+
+
+def state_as_softmax(module: nn.Module) -> dict[str, Tensor]:
+    """The state_dict that a reweighting module has in a checkpoint that knows nothing of it: MultiMax becomes softmax,
+    and what else there is stays as it is."""
+    return {
+        name: torch.zeros_like(value) if name.rpartition(".")[2] == "coefs" else value.detach().clone()
+        for name, value in module.state_dict().items()
+    }

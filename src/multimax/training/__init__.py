@@ -1,0 +1,19 @@
+"""Training: parameter groups, clipping, the monitor, and remedies against over-smoothing."""
+
+from multimax.training.groups import (
+    clip_grad_norm_,
+    param_groups,
+    reweighting_modules,
+    reweighting_parameters,
+    train_only_reweighting_,
+)
+from multimax.training.monitor import Monitor
+
+__all__ = [
+    "Monitor",
+    "clip_grad_norm_",
+    "param_groups",
+    "reweighting_modules",
+    "reweighting_parameters",
+    "train_only_reweighting_",
+]

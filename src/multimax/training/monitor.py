@@ -1,0 +1,351 @@
+"""What the reweighting functions of a model do while it trains: their parameters, measures and gradients by layer."""
+
+import copy
+import math
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import get_total_norm
+
+from multimax.metrics import AttentionStatistics, collect
+from multimax.metrics.monotonicity import least_slope
+from multimax.metrics.sources import check_can_be_seen
+from multimax.nn.multihead import OWN
+from multimax.ops import checks, observing
+from multimax.ops.attention import blocks as score_blocks
+from multimax.reweighting.high_pass import AttnScale
+from multimax.reweighting.layer import MultiMax
+from multimax.reweighting.modules import Entmax, Softmax
+from multimax.training.groups import output_linear, reweighting_modules
+
+SYMBOLS = ("t_b", "t_d", "b", "d")
+LEARNED: dict[type[nn.Module], str] = {Softmax: "temperature", Entmax: "alpha", AttnScale: "omega"}
+SCORES = (-10.0, 10.0)  # where scores cannot be seen
+ROWS = 64  # whose logits are computed for the range of an output layer
+ROUNDING = 1e-5  # a slope that is this little below 0 is none
+Log = Callable[[dict[str, float], int], object]
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    while True:
+        if isinstance(model, DistributedDataParallel):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        else:
+            return model
+
+
+def layer_name(name: str) -> str:
+    """The layer that a module belongs to: its parent, if the module is only the layer's function."""
+    parent, _, own = name.rpartition(".")
+    return (parent if own in OWN else name) or "model"
+
+
+def _whole(t: Tensor) -> Tensor:
+    """A tensor that may be sharded over processes."""
+    return t.full_tensor() if hasattr(t, "full_tensor") else t
+
+
+def _gathered(module: nn.Module) -> nn.Module:
+    """The module with its parameters as they are used, detached and whole."""
+    plain = copy.copy(module)
+    own = {name: None if p is None else _whole(p.detach()) for name, p in module._parameters.items()}
+    plain.__dict__["_parameters"] = own
+    return plain
+
+
+def values_of(module: nn.Module) -> dict[str, Tensor]:
+    """What a gathered module has learned, by symbol, () or (heads,) each."""
+    if isinstance(module, MultiMax):
+        off = {"lower": "d", "upper": "b"}.get(module.terms)
+        symbols = [symbol for symbol in SYMBOLS if symbol[-1] != off]
+        return {f"{symbol}_{n + 1}": getattr(module, symbol)[..., n] for n in range(module.order) for symbol in symbols}
+    learned: dict[str, Tensor] = {name: p for name, p in module._parameters.items() if p is not None}
+    for kind, name in LEARNED.items():
+        if isinstance(module, kind) and learned:
+            return {name: getattr(module, name)}
+    return learned
+
+
+def _watchable(model: nn.Module) -> None:
+    """Raises where the measures cannot be taken in training."""
+    check_can_be_seen(model)
+    holders = [name for name, _ in reweighting_modules(model)]
+    for name, module in model.named_modules():
+        if "Attention" not in type(module).__name__ or isinstance(module, nn.MultiheadAttention):
+            continue
+        within = any(own.startswith(f"{name}.") or name.startswith(f"{layer_name(own)}.") for own in holders)
+        drops = any(isinstance(own, nn.Dropout) and own.p > 0 for own in module.modules()) or any(
+            "dropout" in own and isinstance(p, float) and p > 0 for own, p in vars(module).items()
+        )
+        if not within and drops and module.training:
+            raise ValueError(
+                f"multimax: expected attention with a reweighting module, got {name} ({type(module).__name__}) with "
+                "softmax and dropout, whose weights can only be seen after dropout; set its dropout to 0"
+            )
+
+
+class _Ranges:
+    """The least and the largest score that each MultiMax module gets."""
+
+    def __init__(self, modules: Mapping[str, nn.Module], model: nn.Module) -> None:
+        self.modules, self.model = modules, model
+        self.seen: dict[str, tuple[float, float]] = {}
+        self.running: list[str] = []
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        with ExitStack() as hooks:
+            for name, module in self.modules.items():
+                hooks.callback(module.register_forward_hook(self._called(name), with_kwargs=True).remove)
+                if name:
+                    parent = self.model.get_submodule(name.rpartition(".")[0])
+                    hooks.callback(parent.register_forward_pre_hook(self._begin(name)).remove)
+                    hooks.callback(parent.register_forward_hook(self._end, always_call=True).remove)
+                    if (linear := output_linear(parent)) is not None:
+                        # before it, since a sharded weight is only whole until after it
+                        hooks.callback(parent.register_forward_pre_hook(self._logits(name, linear)).remove)
+            hooks.enter_context(observing.observe(self._observe))
+            yield
+
+    def _begin(self, name: str) -> Callable[..., None]:
+        return lambda *_: self.running.append(name)
+
+    def _end(self, *_: object) -> None:
+        if self.running:
+            self.running.pop()
+
+    def _observe(self, order: int, shape: tuple[int, ...], blocks: observing.Blocks) -> None:
+        """An attention function that some module has called."""
+        if self.running and order:
+            for scores, _, part in blocks():
+                self._add(self.running[-1], scores[part])
+
+    def _called(self, name: str) -> Callable[..., None]:
+        """The hook of a MultiMax that is given scores."""
+
+        @torch.no_grad()
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: object) -> None:
+            given = {**dict(zip(("x", "mask"), args, strict=False)), **kwargs}
+            x, mask = given["x"].detach(), given.get("mask")
+            part = score_blocks.takes_part(x)
+            self._add(name, x[part if mask is None else part & mask])
+
+        return hook
+
+    def _logits(self, name: str, linear: nn.Linear) -> Callable[..., None]:
+        """The hook of an output layer, which may never hold its logits."""
+
+        @torch.no_grad()
+        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+            if args and isinstance(args[0], Tensor):
+                rows = args[0].detach().reshape(-1, linear.in_features)[:ROWS]
+                self._add(name, F.linear(rows, linear.weight, linear.bias))
+
+        return hook
+
+    def _add(self, name: str, scores: Tensor) -> None:
+        scores = scores[scores.isfinite()]
+        if scores.numel():
+            low, high = (bound.item() for bound in scores.aminmax())
+            before = self.seen.get(name, (low, high))
+            self.seen[name] = (min(low, before[0]), max(high, before[1]))
+
+
+class Monitor:
+    r"""Watches the reweighting functions of a model in any training loop, every so many steps.
+
+    A context manager, entered once a step, around forward and backward; all micro-batches of a step, if there are
+    several. On every ``every``-th step, the first included, it logs for each layer
+
+    - the parameters: ``t_b_1``, ``t_d_1``, ``b_1``, ``d_1`` and so on for the further orders, in the paper's symbols;
+      ``temperature``, ``alpha`` or ``omega`` for the other functions that learn;
+    - the measures of this step's batches, taken by :func:`multimax.metrics.collect`;
+    - ``grad_norm``, of all reweighting parameters in it, as it is at the end of the block; and once for all layers.
+
+    Names are ``multimax/<layer>/<value>``, and a layer's is that of the module that holds the function. On these steps
+    it also warns, once for each layer and cause, where
+
+    - sigma falls somewhere in the range of scores that the layer has seen in this step, so that a larger score gets
+      less weight (:func:`multimax.metrics.least_slope`, exact for any order). In an output layer
+      they are the logits of the first rows; where none can be seen, the range is [-10, 10];
+    - a stored parameter is not finite, or beyond ``limit``.
+
+    What the model computes, its gradients and its random numbers stay what they are. On all other steps nothing is
+    watched, and nothing is there that could cost time. Where attention cannot be seen, as under ``torch.compile``, it
+    says so once and logs all but the measures.
+
+    Args:
+        model: to be trained; may be wrapped by ``DistributedDataParallel``. With several processes, all have to enter
+            and leave together, since sharded parameters are gathered; measures are those of the process's own batches.
+        log: is called as ``log(values, step)``, values being a dict of floats; None to read ``values`` oneself.
+        every: how many steps from one that is watched to the next.
+        measures: names of measures, as for :func:`multimax.metrics.collect`; none for no measures.
+        per_head: log parameters for each head (``head_0/t_b_1``), not their mean over the heads.
+        score_range: (low, high) in which sigma has to rise, in the place of what is seen.
+        limit: the absolute value beyond which a stored parameter has run away.
+
+    Attributes:
+        step: number of the next step, which may be set; ``log`` gets the number of the steps that were before.
+        values: what was logged last.
+
+    Example:
+        >>> import torch, multimax
+        >>> model = torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+        >>> model.self_attn = multimax.MultiheadAttention(32, 4, batch_first=True, init="identity")
+        >>> optimizer = torch.optim.AdamW(multimax.param_groups(model, lr=1e-3, weight_decay=0.05))
+        >>> monitor = multimax.Monitor(model, lambda values, step: print(step, len(values)), every=2)
+        >>> for _ in range(4):
+        ...     with monitor:
+        ...         model(torch.randn(2, 10, 32)).square().mean().backward()
+        ...     optimizer.step()
+        ...     optimizer.zero_grad()
+        0 13
+        2 13
+        >>> list(monitor.values)[:4]  # doctest: +NORMALIZE_WHITESPACE
+        ['multimax/self_attn/t_b_1', 'multimax/self_attn/t_d_1', 'multimax/self_attn/b_1', 'multimax/self_attn/d_1']
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        log: Log | None = None,
+        *,
+        every: int = 100,
+        measures: Collection[str] = ("multi_modality", "sparsity", "entropy"),
+        per_head: bool = False,
+        score_range: tuple[float, float] | None = None,
+        limit: float = 100.0,
+    ) -> None:
+        checks.integer("every", every)
+        if every < 1:
+            raise ValueError(f"multimax: expected every to be at least 1, got {every}")
+        checks.number_above("limit", limit, 0)
+        if score_range is not None and not score_range[0] < score_range[1]:
+            raise ValueError(f"multimax: expected score_range of (low, high), low < high, got {score_range!r}")
+        self.modules = dict(reweighting_modules(_unwrapped(model)))
+        if not self.modules:
+            raise ValueError(
+                f"multimax: expected a model with reweighting modules, got {type(model).__name__} with none; "
+                "convert it first"
+            )
+        self.wrapped, self.model, self.log, self.every = model, _unwrapped(model), log, every
+        self.measures, self.per_head, self.score_range, self.limit = tuple(measures), per_head, score_range, limit
+        self.step = 0
+        self.values: dict[str, float] = {}
+        self._hooks: ExitStack | None = None
+        self._found: AttentionStatistics | None = None
+        self._ranges = _Ranges({}, self.model)
+        self._warned: set[tuple[str, str]] = set()
+
+    def _warn(self, layer: str, cause: str, text: str) -> None:
+        """Once for each layer and cause, by one process."""
+        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if (layer, cause) not in self._warned and (not distributed or torch.distributed.get_rank() == 0):
+            warnings.warn(text, stacklevel=4)
+        self._warned.add((layer, cause))
+
+    def _no_measures(self, error: ValueError) -> None:
+        if self.measures:
+            self._warn("", "measures", f"{error} (multimax.Monitor goes on without measures)")
+        self.measures, self._found = (), None
+
+    def __enter__(self) -> "Monitor":
+        """Begins a step."""
+        if self._hooks is not None:
+            raise RuntimeError("multimax: expected the step before to be over, got another within it")
+        if self.step % self.every == 0:
+            self._hooks = ExitStack()
+            self._ranges = _Ranges({n: m for n, m in self.modules.items() if isinstance(m, MultiMax)}, self.model)
+            try:
+                _watchable(self.wrapped)
+                if self.measures:
+                    self._found = self._hooks.enter_context(collect(self.model, self.measures))
+                if self.score_range is None:
+                    self._hooks.enter_context(self._ranges.watch())
+            except ValueError as error:
+                self._no_measures(error)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Ends a step: reads, checks and logs, if it was one to watch and raised nothing."""
+        step, hooks = self.step, self._hooks
+        self.step, self._hooks = step + 1, None
+        if hooks is None:
+            return
+        if kind is not None:
+            hooks.__exit__(kind, error, trace)
+            return
+        try:
+            hooks.close()
+        except ValueError as nothing_seen:
+            self._no_measures(nothing_seen)
+        with torch.no_grad():
+            self.values = self._read()
+        if self.log is not None:
+            self.log(self.values, step)
+
+    def close(self) -> None:
+        """Leaves a step that was broken off, if there is one, and reads nothing."""
+        if self._hooks is not None:
+            error = RuntimeError("multimax: a step was broken off")
+            self.__exit__(RuntimeError, error, None)
+
+    def _read(self) -> dict[str, float]:
+        values: dict[str, float] = {}
+        grads: dict[str, list[Tensor]] = {}
+        for name, module in self.modules.items():
+            layer, plain = layer_name(name), _gathered(module)
+            for symbol, value in values_of(plain).items():
+                heads = value.reshape(-1).tolist()
+                if self.per_head and len(heads) > 1:
+                    values.update({f"multimax/{layer}/head_{h}/{symbol}": own for h, own in enumerate(heads)})
+                else:
+                    values[f"multimax/{layer}/{symbol}"] = math.fsum(heads) / len(heads)
+            grads.setdefault(layer, []).extend(p.grad for p in module.parameters() if p.grad is not None)
+            self._check(name, layer, plain)
+        for layer, statistics in ({} if self._found is None else self._found.layers).items():
+            for measure, moments in statistics.measures.items():
+                if moments.count:
+                    values[f"multimax/{layer_name(layer)}/{measure}"] = moments.mean
+        for layer, own in grads.items():
+            if own:
+                values[f"multimax/{layer}/grad_norm"] = _whole(get_total_norm(own)).item()
+        if everything := [grad for own in grads.values() for grad in own]:
+            values["multimax/grad_norm"] = _whole(get_total_norm(everything)).item()
+        return values
+
+    def _check(self, name: str, layer: str, plain: nn.Module) -> None:
+        """Warns of parameters that have run away, and of a sigma that falls."""
+        for own, p in plain._parameters.items():
+            if p is None:
+                continue
+            if not p.isfinite().all():
+                text = f"multimax: expected finite parameters, got {own} of {layer} with NaN or infinity"
+                return self._warn(name, "finite", text)
+            if p.abs().max() > self.limit:
+                text = f"multimax: expected parameters within {self.limit:g}, got {own} of {layer} with "
+                text += f"{p.abs().max().item():.4g}; a lower multimax_lr_factor in param_groups may hold it"
+                self._warn(name, "limit", text)
+        if not isinstance(plain, MultiMax):
+            return None
+        low, high = self.score_range or self._ranges.seen.get(name, SCORES)
+        sets = [own.reshape(-1, plain.order, 2) for own in plain.parameters_in_use()]
+        slope, x = min(least_slope(coefs, knots, low, high) for coefs, knots in zip(*sets, strict=True))
+        if slope < -ROUNDING:
+            seen = name in self._ranges.seen and self.score_range is None
+            where = f"{'scores seen' if seen else 'scores'} from {low:.4g} to {high:.4g}"
+            text = f"multimax: expected sigma to rise, got a slope of {slope:.4g} at {x:.4g} in {layer}, over {where}: "
+            text += "a larger score gets less weight there; MultiMax(monotone=True) prevents it"
+            self._warn(name, "monotone", text)
+        return None

@@ -1,0 +1,72 @@
+"""Training over two processes, started as users start it; what is compared is in distributed_training.py."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file
+from torch import Tensor
+
+from distributed_training import joint, seeded
+from places import ROOT
+
+SCRIPT = ROOT / "tests" / "support" / "distributed_training.py"
+TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+# --multi_gpu is what starts processes: without it, and with --cpu, accelerate leaves that to mpirun. The script itself
+# asks for the CPU.
+ACCELERATE = ("accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1")
+ACCELERATE += ("--main_process_port", "0", "--mixed_precision", "no", "--dynamo_backend", "no")
+
+pytestmark = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch without gloo")
+
+
+def launch(launcher: tuple[str, ...], part: str, folder: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", *launcher, str(SCRIPT), part, str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "HF_HOME": str(folder / "none")},
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert f"{part} agrees" in result.stdout
+
+
+def same_logits(state: dict[str, Tensor], folder: Path) -> None:
+    """A plain model, in a process of its own, gives what the many gave."""
+    model = seeded()
+    before = model(joint(0)[0])
+    model.load_state_dict(state)
+    with torch.no_grad():
+        logits = model(joint(0)[0])
+    torch.testing.assert_close(logits, torch.load(folder / "logits.pt"), rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(logits, before, atol=1e-2)
+
+
+def test_distributed_data_parallel(tmp_path: Path) -> None:
+    launch(TORCHRUN, "ddp", tmp_path)
+    same_logits(torch.load(tmp_path / "state.pt"), tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")  # which is the point
+def test_fully_shard(tmp_path: Path) -> None:
+    launch(TORCHRUN, "fsdp", tmp_path)
+    same_logits(torch.load(tmp_path / "state.pt"), tmp_path)
+    # and from the sharded checkpoint
+    state = {"model": {name: torch.zeros_like(value) for name, value in seeded().state_dict().items()}}
+    dcp.load(state, checkpoint_id=tmp_path / "checkpoint", no_dist=True)
+    same_logits(state["model"], tmp_path)
+
+
+def test_fully_shard_with_several_dtypes(tmp_path: Path) -> None:
+    launch(TORCHRUN, "fsdp_dtypes", tmp_path)
+
+
+def test_accelerate(tmp_path: Path) -> None:
+    launch(ACCELERATE, "accelerate", tmp_path)
+    same_logits(load_file(tmp_path / "model.safetensors"), tmp_path)

@@ -1,0 +1,56 @@
+"""The table of docs/convert.md, from the tests' own lists: python tools/convert_table.py writes it."""
+
+import importlib.metadata
+import sys
+from pathlib import Path
+
+import torch
+
+import timm_environment
+from architectures import ARCHITECTURES, OUTSIDE
+from multimax.convert.timm import FORMS, OLDER, REFUSED
+
+DOCUMENT = Path(__file__).parent.parent / "docs" / "convert.md"
+TORCH_NN = [
+    ("nn.MultiheadAttention", "fused", "-"),
+    ("nn.TransformerEncoder, nn.TransformerDecoder, nn.Transformer and their layers", "fused", "-"),
+    ("nn.Softmax", "rows", "-"),
+    ("nn.Linear", "-", 'yes, by `output="name"`'),
+]
+
+
+def timm_version() -> str:
+    """Of the folder that the tests have for it."""
+    found = importlib.metadata.distributions(name="timm", path=[str(timm_environment.FOLDER)])
+    return next((own.version for own in found), "?")
+
+
+def table() -> str:
+    """As Markdown."""
+    lines = ["| library | architecture | attention | output | verified version |", "|---|---|---|---|---|"]
+    version = torch.__version__.partition("+")[0]
+    lines += [f"| torch.nn | {name} | {attention} | {output} | {version} |" for name, attention, output in TORCH_NN]
+    version = importlib.metadata.version("transformers")
+    for own in ARCHITECTURES:
+        output = f"`{own.output}`" if own.output else f"no: {own.no_output}"
+        lines.append(f"| transformers | {own.name} | {own.attention} | {output} | {version} |")
+    lines.append(f"| transformers | {', '.join(OUTSIDE)} | refused: outside the interface | - | {version} |")
+    version = timm_version()
+    classes = ", ".join(f"`{name}`" for name in FORMS if name not in OLDER)
+    lines.append(f"| timm | models with {classes} | yes | `head`, `head_dist` | {version} |")
+    reasons: dict[str, list[str]] = {}
+    for name, reason in REFUSED.items():
+        reasons.setdefault(reason, []).append(f"`{name}`")
+    lines += [f"| timm | {', '.join(names)} | refused: {reason} | - | {version} |" for reason, names in reasons.items()]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Puts it between the marks."""
+    before, rest = DOCUMENT.read_text().split("<!-- table -->\n")
+    after = rest.split("<!-- /table -->")[1]
+    DOCUMENT.write_text(f"{before}<!-- table -->\n{table()}\n<!-- /table -->{after}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

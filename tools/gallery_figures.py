@@ -1,0 +1,68 @@
+"""Draws the pictures of docs/gallery.md and of the README, all but those of `multimax figures`.
+
+    multimax figures --out docs/figures
+    multimax sweep main --preset cpu-digits --seeds 10 --out runs/digits
+    python tools/gallery_figures.py runs/digits
+
+They are of the runs of one seed, which is not chosen: the first.
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+
+import multimax
+from multimax import plots
+from multimax.convert.seeing import seen
+from multimax.experiments.report.models import load
+from multimax.experiments.run import CONFIG, task_of
+from multimax.experiments.settings import Settings, read_json
+
+ROOT = Path(__file__).parents[1]
+METHODS = {"softmax": "softmax", "MultiMax": "multimax-both"}
+EXAMPLES, PICTURES, QUERY, DIGIT = 400, 5, 6, 3
+
+
+def draw(sweep: Path, out: Path, seed: int) -> None:
+    """Draws every figure of the gallery that comes from a sweep."""
+    folders = {label: sweep / name / f"seed-{seed}" for label, name in METHODS.items()}
+    logs = {label: plots.read_metrics(folder) for label, folder in folders.items()}
+    models = {label: load(folder / "model") for label, folder in folders.items()}
+    task = task_of(Settings(**read_json(folders["softmax"] / CONFIG)))
+    chosen = [task.evaluation[i] for i in range(EXAMPLES)]
+    pixels = torch.stack([own["pixel_values"] for own in chosen])
+    labels = torch.tensor([int(own["labels"]) for own in chosen])
+
+    statistics = {}
+    for label, model in models.items():
+        with torch.no_grad(), seen(model), multimax.metrics.collect(model, ("histogram", "rollout_discrepancy")) as own:
+            model(pixel_values=pixels)
+        statistics[label] = own
+    attention = {}
+    for label, model in models.items():
+        found = list(plots.attention_of(model, pixels[DIGIT][None]).values())
+        attention |= {f"{label},\nlayer {n}": found[n - 1] for n in (1, 4)}
+    cams = {label: plots.class_activation(model, pixels[:PICTURES]) for label, model in models.items()}
+    figures = {
+        "patch-similarity": plots.patch_similarity(logs),
+        "histograms": plots.attention_histograms(statistics, columns=2),
+        "cumulative": plots.cumulative_attention(statistics, columns=2),
+        "attention-maps": plots.attention_maps(pixels[DIGIT], attention, query=QUERY),
+        "rollout": plots.rollout_discrepancy(statistics),
+        "grad-cam": plots.grad_cam(pixels[:PICTURES], cams),
+        "training": plots.training_curves({"MultiMax": logs["MultiMax"]}),
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    for name, figure in figures.items():
+        plots.save(figure, out / f"{name}.png", dpi=100)
+    print(f"digits {labels[:PICTURES].tolist()}, attention of a {labels[DIGIT]}: {out}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sweep", type=Path)
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "figures")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    draw(options.sweep, options.out, options.seed)
