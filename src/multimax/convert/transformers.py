@@ -32,7 +32,7 @@ from multimax.convert.sites import (
     within,
 )
 from multimax.ops.attention.api import multimax_attention
-from multimax.ops.attention.blocks import takes_part
+from multimax.ops.masking import takes_part
 from multimax.reweighting.layer import MultiMax
 
 LIBRARY = "transformers"

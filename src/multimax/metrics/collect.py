@@ -17,8 +17,7 @@ from multimax.metrics.histogram import LogHistogram
 from multimax.metrics.rollout import Rollout
 from multimax.metrics.statistics import AttentionStatistics, LayerStatistics, Moments
 from multimax.metrics.weights import entropy, mean_score, multi_modality, sparsity, support, top_mass
-from multimax.ops import checks, observing
-from multimax.ops.attention import blocks as score_blocks
+from multimax.ops import checks, dtypes, observing
 from multimax.ops.observing import Blocks
 
 OF_ROWS = ("multi_modality", "sparsity", "entropy", "support", "top_mass")
@@ -257,7 +256,7 @@ class _Collector:
 
     def add_rollout(self, layer: LayerStatistics, key: tuple[str | None, int], map_: Tensor) -> None:
         """The next layer of a rollout, (B, L, L)."""
-        with score_blocks.without_autocast(map_.device):
+        with dtypes.without_autocast(map_.device):
             accumulated = self.rollouts.setdefault(key, Rollout(residual=self.residual))
             accumulated.update(map_)
             values = accumulated.discrepancy(map_)
@@ -277,7 +276,7 @@ class _Collector:
                     where = frame.name or "the model"
                     layer.left_out[measure] = f"the output of {where} has no features of shape (batch, length, size)"
             for features, seen in sequences:
-                with score_blocks.without_autocast(features.device):
+                with dtypes.without_autocast(features.device):
                     if "patch_similarity" in self.measures:
                         values = patch_similarity(features, seen)
                         layer.measures.setdefault("patch_similarity", Moments()).update(values[:, None, None])

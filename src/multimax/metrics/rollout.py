@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from multimax.ops import checks
-from multimax.ops.reference import compute_dtype
+from multimax.ops.dtypes import compute_dtype
 
 
 def _one_map(attention: Tensor, heads_dim: int | None) -> Tensor:

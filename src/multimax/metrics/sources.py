@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from multimax.ops import dtypes, masking
 from multimax.ops.attention import blocks as score_blocks
+from multimax.ops.dtypes import compute_dtype
 from multimax.ops.observing import Block, Blocks
-from multimax.ops.reference import compute_dtype
 from multimax.reweighting.layer import MultiMax
 
 Source = tuple[tuple[int, ...], Blocks]
@@ -42,7 +43,7 @@ def of_function(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
     if not isinstance(dim, int):  # nn.Softmax() without one, as torch chooses it
         dim = 0 if x.ndim in (1, 3) else 1
     mask = kwargs.get("mask", args[1] if len(args) > 1 else None)
-    part = score_blocks.takes_part(x)
+    part = masking.takes_part(x)
     if isinstance(mask, Tensor) and mask.dtype == torch.bool:
         part = part & mask
     wide = compute_dtype(x.dtype)
@@ -72,12 +73,12 @@ def _softmax_blocks(query: Tensor, key: Tensor, masks: list[Tensor]) -> Iterator
     dtype = compute_dtype(query.dtype)
     key = key.to(dtype)
     for rows in score_blocks.query_slices((*query.shape[:3], key.shape[2])):
-        with score_blocks.without_autocast(query.device):
+        with dtypes.without_autocast(query.device):
             x = query[:, :, rows].to(dtype) * query.shape[-1] ** -0.5 @ key.transpose(-1, -2)  # (B, H, q, Lk)
         for mask in masks:
             own = mask if mask.shape[2] == 1 else mask[:, :, rows]
             x = x.masked_fill(own, -torch.inf) if own.dtype == torch.bool else x + own.to(dtype)
-        part = score_blocks.takes_part(x)
+        part = masking.takes_part(x)
         yield x, torch.where(part, torch.softmax(x, -1), 0), part
 
 

@@ -6,8 +6,8 @@ Half precision is computed in float32, and the values come back in float32: a me
 import torch
 from torch import Tensor
 
-from multimax.ops import checks
-from multimax.ops.reference import compute_dtype
+from multimax.ops import checks, masking
+from multimax.ops.dtypes import compute_dtype
 
 
 def _per_row(value: float | Tensor, rows: torch.Size, like: Tensor) -> Tensor:
@@ -25,7 +25,7 @@ def _per_row(value: float | Tensor, rows: torch.Size, like: Tensor) -> Tensor:
 def _taking_part(x: Tensor, mask: Tensor | None) -> Tensor:
     """True for the entries that count, by the mask and by their own value; a NaN does."""
     mask = checks.mask_for(x, mask)
-    part = ~(x <= torch.finfo(x.dtype).min / 2)
+    part = masking.takes_part(x)
     return part if mask is None else part & mask
 
 

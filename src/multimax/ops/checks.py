@@ -78,6 +78,18 @@ def integer(name: str, value: object) -> None:
         raise TypeError(f"multimax: expected {name} to be an int, got {type(value).__name__}")
 
 
+def flag(name: str, value: object) -> None:
+    """True or False, and nothing that merely counts as one of them."""
+    if not isinstance(value, (bool, torch.SymBool)):
+        raise TypeError(f"multimax: expected {name} to be True or False, got {value!r}")
+
+
+def at_least(name: str, value: object, least: int) -> None:
+    """An int of at least so much."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"multimax: expected {name} to be an int of at least {least}, got {value!r}")
+
+
 def dimension(dim: int, ndim: int) -> int:
     """A dim of a tensor, counted from the front."""
     integer("dim", dim)
@@ -189,8 +201,7 @@ def heads_to_learn(heads: object, learn: bool) -> None:
     """None, or a number of heads whose parameters are trained."""
     if heads is None:
         return
-    if not isinstance(heads, int) or isinstance(heads, bool) or heads < 1:
-        raise ValueError(f"multimax: expected heads to be an int of at least 1, got {heads!r}")
+    at_least("heads", heads, 1)
     if not learn:
         raise ValueError("multimax: expected learn=True with heads: what is not learned is the same for all")
 

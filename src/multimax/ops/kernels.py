@@ -54,13 +54,6 @@ def _saves(x: Tensor, kind: int) -> str | None:
     return "stats" if x.dtype in (torch.float16, torch.bfloat16) else "output"
 
 
-def autocast_dtype(device: torch.device) -> torch.dtype | None:
-    """What autocast makes of a linear layer's inputs on that device, None where it is off."""
-    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
-        return torch.get_autocast_dtype(device.type)
-    return None
-
-
 def one_device(*tensors: Tensor | None) -> None:
     """What the real operation gets from the dispatcher, the fake has to see to itself."""
     devices = {tensor.device for tensor in tensors if tensor is not None}

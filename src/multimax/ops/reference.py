@@ -9,10 +9,7 @@ Shapes: x is (..., K, ...) with K entries along `dim`, S is x's shape without `d
 import torch
 from torch import Tensor
 
-
-def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Half precision is computed in float32, the rest in its own dtype."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+from multimax.ops import dtypes, masking
 
 
 def sigma(x: Tensor, coefs: Tensor, knots: Tensor) -> Tensor:
@@ -34,8 +31,8 @@ def sigma(x: Tensor, coefs: Tensor, knots: Tensor) -> Tensor:
 
 def _prepare(x: Tensor, coefs: Tensor, knots: Tensor, dim: int, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """With `dim` last and in the compute dtype: x, where it is masked, and sigma(x)."""
-    dtype = compute_dtype(x.dtype)
-    masked = x <= torch.finfo(x.dtype).min / 2  # -inf and large negative fills; NaN compares false
+    dtype = dtypes.compute_dtype(x.dtype)
+    masked = masking.masked(x)
     if mask is not None:
         masked = masked | ~mask
     x, masked = x.movedim(dim, -1), masked.movedim(dim, -1)
@@ -102,7 +99,7 @@ def cross_entropy(
     target is (R,) of class indices or (R, C) of probabilities, weight (C,). Rows to be ignored are 0. What is masked
     and not wanted costs nothing. Both results are (R,) in the compute dtype.
     """
-    dtype = compute_dtype(x.dtype)
+    dtype = dtypes.compute_dtype(x.dtype)
     masked, s = scores(x, coefs, knots)
     empty = masked.all(-1)
     lse = torch.where(empty, float("-inf"), torch.logsumexp(torch.where(empty[:, None], 0.0, s), -1))
@@ -201,14 +198,14 @@ def attention_weights(
     dtype = x.dtype
     masked = ~band(x.shape[2], x.shape[3], causal, left, right, x.device).expand(x.shape)
     if bias is not None:
-        masked = masked | (bias <= torch.finfo(bias.dtype).min / 2)
+        masked = masked | masking.masked(bias)
         x = x + bias.to(dtype)
-    masked = masked | (x <= torch.finfo(dtype).min / 2)
+    masked = masked | masking.masked(x)
     added = None
     if mask is not None and mask.dtype == torch.bool:
         masked = masked | ~mask
     elif mask is not None:
-        masked = masked | (mask <= torch.finfo(mask.dtype).min / 2)
+        masked = masked | masking.masked(mask)
         added = mask.to(dtype)
     lead = coefs.shape[:-2] and (*coefs.shape[:-2], 1)
     coefs, knots = (p.to(dtype).reshape(*lead, *p.shape[-2:]) for p in (coefs, knots))
@@ -245,7 +242,7 @@ def attention(
     after sigma) and bias (added before) broadcast to (B, H, Lq, Lk); seed for dropout, None for none. Heads are counted
     from first_head on for dropout. Returns (B, H, Lq, Dv) and, in the compute dtype, (B, H, Lq).
     """
-    dtype = compute_dtype(query.dtype)
+    dtype = dtypes.compute_dtype(query.dtype)
     group = query.shape[1] // max(key.shape[1], 1)
     key, value = (t.to(dtype).repeat_interleave(group, 1) for t in (key, value))
     x = scale * (query.to(dtype) @ key.transpose(-1, -2))  # (B, H, Lq, Lk)

@@ -12,8 +12,10 @@ from torch.utils.checkpoint import checkpoint
 
 from multimax.ops import checks, observing
 from multimax.ops.attention.api import Inputs, Window, inputs, multimax_attention, scale_of
-from multimax.ops.attention.blocks import query_slices, takes_part, without_autocast
-from multimax.ops.reference import band, compute_dtype
+from multimax.ops.attention.blocks import query_slices
+from multimax.ops.dtypes import compute_dtype, without_autocast
+from multimax.ops.masking import takes_part
+from multimax.ops.reference import band
 from multimax.ops.rows.api import modulate
 from multimax.reweighting.functions import softmax
 from multimax.reweighting.high_pass import attn_scale as scale_high_pass
@@ -298,8 +300,8 @@ def attention(
     """
     function = function_of(reweight)
     checks.tensor("query", query)
-    if block is not None and (not isinstance(block, int) or isinstance(block, bool) or block < 1):
-        raise ValueError(f"multimax: expected block to be an int of at least 1, got {block!r}")
+    if block is not None:
+        checks.at_least("block", block, 1)
     fused = None
     if softcap is not None:
         checks.number_above("softcap", softcap, 0)

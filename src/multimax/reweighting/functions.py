@@ -13,11 +13,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from multimax.ops import checks
-from multimax.ops.attention.blocks import takes_part
+from multimax.ops import checks, dtypes, masking
+from multimax.ops.dtypes import compute_dtype
 from multimax.ops.entmax import autograd as ops
 from multimax.ops.entmax import reference
-from multimax.ops.reference import compute_dtype
+from multimax.ops.masking import takes_part
 from multimax.ops.rows import api as F
 from multimax.ops.rows.api import multimax
 from multimax.reweighting.high_pass import attn_scale
@@ -72,7 +72,7 @@ def lowered(x: Tensor, kept: Tensor, eps: float) -> Tensor:
     logarithm of (1 + eps) / eps."""
     wide = x.to(compute_dtype(x.dtype))
     below = wide - (math.log1p(eps) - math.log(eps))
-    masked = x <= torch.finfo(x.dtype).min / 2  # stays so, in the wider dtype
+    masked = masking.masked(x)  # stays so, in the wider dtype
     return torch.where(masked, -torch.inf, torch.where(kept, wide, below))
 
 
@@ -105,7 +105,7 @@ def softmax(
         t = _last(temperature, x, dim)
         wide = compute_dtype(x.dtype)
         scaled = _by_rows(x, dim, mask, lambda z, masked: reference.cooled(z, masked, t), wide)
-        return _plain_softmax(scaled, dim, mask, impl).to(F.result_dtype(x))
+        return _plain_softmax(scaled, dim, mask, impl).to(dtypes.softmax_dtype(x))
     return _plain_softmax(x, dim, mask, impl)
 
 
@@ -113,7 +113,7 @@ def _entmax(kind: str, x: Tensor, dim: int, mask: Tensor | None, impl: str, *alp
     """The kernels or the reference; alpha, for the kind "entmax", of x's dims but for size 1 in the last."""
     if F.choose(impl, x.device) == "reference":
         formula = getattr(reference, kind)
-        return _by_rows(x, dim, mask, lambda z, masked: formula(z, masked, *alpha), F.result_dtype(x))
+        return _by_rows(x, dim, mask, lambda z, masked: formula(z, masked, *alpha), dtypes.softmax_dtype(x))
     if mask is not None:
         x = torch.where(mask, x, -torch.inf)
     if x.ndim == 0:
@@ -251,7 +251,7 @@ def evsoftmax(x: Tensor, *, eps: float = 0.0, dim: int = -1, mask: Tensor | None
     kept = _kept(x, dim, mask, reference.at_or_above_the_mean)
     if eps == 0:
         return _plain_softmax(x, dim, kept, impl)
-    return _plain_softmax(lowered(x, kept, eps), dim, mask, impl).to(F.result_dtype(x))
+    return _plain_softmax(lowered(x, kept, eps), dim, mask, impl).to(dtypes.softmax_dtype(x))
 
 
 def sparsehourglass(
@@ -288,7 +288,7 @@ def sparsehourglass(
     checks.number_above("q", q, 0, infinite=True)
     wide = compute_dtype(x.dtype)
     scaled = _by_rows(x, dim, mask, lambda z, masked: reference.hourglass(z, masked, float(q)), wide)
-    return sparsemax(scaled, dim=dim, impl=impl).to(F.result_dtype(x))
+    return sparsemax(scaled, dim=dim, impl=impl).to(dtypes.softmax_dtype(x))
 
 
 def topk(x: Tensor, *, k: int | float, dim: int = -1, mask: Tensor | None = None, impl: str = "auto") -> Tensor:
@@ -366,4 +366,4 @@ def attnscale(
     part = takes_part(x) if mask is None else takes_part(x) & mask
     weights = _plain_softmax(x.to(compute_dtype(x.dtype)), dim, part, impl)
     scaled = attn_scale(weights.movedim(dim, -1), omega, part.movedim(dim, -1))
-    return scaled.movedim(-1, dim).to(F.result_dtype(x))
+    return scaled.movedim(-1, dim).to(dtypes.softmax_dtype(x))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from multimax.ops import checks
-from multimax.ops.reference import compute_dtype
+from multimax.ops.dtypes import compute_dtype
 
 
 def _heads(weights: Tensor, omega: Tensor) -> Tensor:

@@ -63,8 +63,8 @@ class MultiMax(nn.Module):
     ) -> None:
         super().__init__()
         for name, value in (("order", order), ("heads", heads)):
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise ValueError(f"multimax: expected {name} to be an int of at least 1, got {value!r}")
+            if value is not None:
+                checks.at_least(name, value, 1)
         checks.integer("dim", dim)
         checks.choice("terms", terms, TERMS)
         self.order, self.terms, self.heads, self.dim = order, terms, heads, dim

@@ -19,11 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from multimax.ops import checks
+from multimax.ops import checks, dtypes, masking
+from multimax.ops.dtypes import compute_dtype
 from multimax.ops.entmax import reference
-from multimax.ops.kernels import autocast_dtype
 from multimax.ops.loss.api import multimax_cross_entropy
-from multimax.ops.reference import compute_dtype
 from multimax.reweighting.functions import _kept, entmax, entmax15, lowered, sparsemax
 
 
@@ -78,11 +77,6 @@ class FenchelYoung(torch.autograd.Function):
         return of_x, None, of_target, of_alpha
 
 
-def _result_dtype(x: Tensor) -> torch.dtype:
-    """The input's, or, under autocast, float32, as torch has it for losses."""
-    return x.dtype if autocast_dtype(x.device) is None else compute_dtype(x.dtype)
-
-
 def _levelled(x: Tensor, dim: int) -> Tensor:
     """Scores less the largest of their row, which changes no loss: with it, digits would be lost."""
     if x.shape[dim] == 0:
@@ -116,8 +110,8 @@ def _fenchel_young(
     shape = (*input.shape[:dim], *input.shape[dim + 1 :])
     checks.target(target, input, shape, tuple(input.shape), ignore_index)
     dtype, classes = compute_dtype(input.dtype), input.shape[dim]
-    x = _rows(input, dim).to(dtype)  # (R, C)
-    x = torch.where(x <= torch.finfo(input.dtype).min / 2, -torch.inf, x)
+    x = _rows(input, dim)  # (R, C)
+    x = torch.where(masking.masked(x), -torch.inf, x.to(dtype))
     soft = target.is_floating_point()
     y = _rows(target, dim).to(dtype) if soft else target.reshape(-1, 1).long()
     if not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active():
@@ -135,9 +129,9 @@ def _fenchel_young(
     x = _levelled(torch.where(ignored[:, None], 0.0, x), -1)  # whatever an ignored row holds
     losses = torch.where(ignored, 0.0, FenchelYoung.apply(x, function(x, a), y, a))
     if reduction == "none":
-        return losses.reshape(shape).to(_result_dtype(input))
+        return losses.reshape(shape).to(dtypes.loss_dtype(input))
     total = losses.sum()
-    return (total if reduction == "sum" else total / (~ignored).sum()).to(_result_dtype(input))
+    return (total if reduction == "sum" else total / (~ignored).sum()).to(dtypes.loss_dtype(input))
 
 
 def sparsemax_loss(
@@ -288,13 +282,13 @@ def evsoftmax_loss(
     dim = 0 if input.ndim == 1 else 1
     kept = _kept(input, dim, None, reference.at_or_above_the_mean)
     wide = input.to(compute_dtype(input.dtype))
-    wide = _levelled(torch.where(input <= torch.finfo(input.dtype).min / 2, -torch.inf, wide), dim)
+    wide = _levelled(torch.where(masking.masked(input), -torch.inf, wide), dim)
     x = lowered(wide, kept, eps)
     coefs, knots = x.new_zeros(1, 2), x.new_zeros(1, 2)
     loss = multimax_cross_entropy(
         x, target, coefs, knots, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
     )
-    return loss.to(_result_dtype(input))
+    return loss.to(dtypes.loss_dtype(input))
 
 
 class _Loss(nn.Module):

@@ -18,8 +18,7 @@ from multimax.metrics import AttentionStatistics, collect
 from multimax.metrics.monotonicity import least_slope
 from multimax.metrics.sources import check_can_be_seen
 from multimax.nn.multihead import OWN
-from multimax.ops import checks, observing
-from multimax.ops.attention import blocks as score_blocks
+from multimax.ops import checks, masking, observing
 from multimax.reweighting.high_pass import AttnScale
 from multimax.reweighting.layer import MultiMax
 from multimax.reweighting.modules import Entmax, Softmax
@@ -136,7 +135,7 @@ class _Ranges:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: object) -> None:
             given = {**dict(zip(("x", "mask"), args, strict=False)), **kwargs}
             x, mask = given["x"].detach(), given.get("mask")
-            part = score_blocks.takes_part(x)
+            part = masking.takes_part(x)
             self._add(name, x[part if mask is None else part & mask])
 
         return hook

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from multimax.metrics.features import patch_similarity
 from multimax.ops import checks
-from multimax.ops.reference import compute_dtype
+from multimax.ops.dtypes import compute_dtype
 from multimax.reweighting.high_pass import AttnScale, attn_scale
 
 __all__ = [

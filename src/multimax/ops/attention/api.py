@@ -10,8 +10,7 @@ from typing import Literal, NamedTuple, overload
 import torch
 from torch import Tensor
 
-from multimax.ops import checks, observing
-from multimax.ops import kernels as ops
+from multimax.ops import checks, dtypes, observing
 from multimax.ops.attention import autograd as attention_ops
 from multimax.ops.attention import blocks as score_blocks
 from multimax.ops.rows.api import choose
@@ -21,7 +20,7 @@ Window = tuple[int | None, int | None]
 
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """As torch does with the inputs of scaled_dot_product_attention."""
-    dtype = ops.autocast_dtype(tensors[0].device)
+    dtype = dtypes.autocast_dtype(tensors[0].device)
     if dtype is None:
         return tensors
     return tuple(t.to(dtype) if t.dtype in (torch.float32, torch.float16, torch.bfloat16) else t for t in tensors)

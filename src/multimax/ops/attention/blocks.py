@@ -5,13 +5,12 @@ Shapes: B batches, H query heads, Hkv key heads, Lq queries, Lk keys, D entries 
 
 import math
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from multimax.ops import observing, reference
+from multimax.ops import dtypes, masking, observing, reference
 
 # Scores in a block, unless one query of each head has more: some tens of MB with what is computed from them.
 ELEMENTS = 2**21
@@ -23,18 +22,6 @@ def query_slices(shape: tuple[int, ...], elements: int | None = None) -> Iterato
     step = max(1, (elements or ELEMENTS) // max(1, math.prod(lead) * keys))
     for first in range(0, queries, step):
         yield slice(first, min(first + step, queries))
-
-
-def takes_part(x: Tensor) -> Tensor:
-    """True where an entry is not masked by its value: -inf, or half of the dtype's lowest value and below."""
-    return ~(x <= torch.finfo(x.dtype).min / 2)  # not >, so that a NaN takes part and shows
-
-
-def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Products in the dtype of their factors, as the kernels compute them."""
-    if not torch.amp.is_autocast_available(device.type):
-        return nullcontext()
-    return torch.autocast(device.type, enabled=False)
 
 
 def of_matrix(scores: Tensor, weights: Tensor, part: Tensor) -> Iterator[observing.Block]:
@@ -58,7 +45,7 @@ def _block(
     inside: Tensor,
     scale: float,
 ) -> observing.Block:
-    with without_autocast(query.device):
+    with dtypes.without_autocast(query.device):
         x = scale * (query @ key.transpose(-1, -2))  # (B, H, q, Lk)
     part = inside.expand(x.shape)
     if mask is not None and mask.dtype == torch.bool:
@@ -66,14 +53,14 @@ def _block(
         part = part & mask
     elif mask is not None:
         mask = torch.where(inside, mask, -torch.inf)
-        part = part & takes_part(mask)
+        part = part & masking.takes_part(mask)
     else:
         mask = inside
     weights, _ = reference.attention_weights(x, coefs, knots, mask, bias, False, -1, -1)
     if bias is not None:
-        part = part & takes_part(bias)
+        part = part & masking.takes_part(bias)
         x = x + bias.to(x.dtype)
-    return x, weights, part & takes_part(x)
+    return x, weights, part & masking.takes_part(x)
 
 
 def multimax_blocks(
@@ -89,7 +76,7 @@ def multimax_blocks(
     right: int,
 ) -> Iterator[observing.Block]:
     """Scores, weights and what takes part; arguments as for :func:`multimax.reference.attention`."""
-    dtype = reference.compute_dtype(query.dtype)
+    dtype = dtypes.compute_dtype(query.dtype)
     shape = (*query.shape[:3], key.shape[2])
     key = key.to(dtype).repeat_interleave(query.shape[1] // max(key.shape[1], 1), 1)  # (B, H, Lk, D)
     for rows in query_slices(shape):

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from multimax.ops import kernels as ops
+from multimax.ops.dtypes import compute_dtype
 from multimax.ops.entmax import reference
-from multimax.ops.reference import compute_dtype
 
 KINDS = ("sparsemax", "entmax15", "entmax")  # as in csrc/entmax.h
 

@@ -11,12 +11,13 @@ import math
 import torch
 from torch import Tensor
 
-from multimax.ops.reference import compute_dtype
+from multimax.ops import masking
+from multimax.ops.dtypes import compute_dtype
 
 
 def split(x: Tensor, dim: int, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """z and masked, with `dim` last."""
-    masked = x <= torch.finfo(x.dtype).min / 2  # -inf and large negative fills; NaN compares false
+    masked = masking.masked(x)
     if mask is not None:
         masked = masked | ~mask
     return x.movedim(dim, -1).to(compute_dtype(x.dtype)), masked.movedim(dim, -1)

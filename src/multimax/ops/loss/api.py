@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from multimax.ops import checks, reference
+from multimax.ops import checks, dtypes, reference
 from multimax.ops import kernels as ops
 from multimax.ops.loss import autograd as loss_ops
 from multimax.ops.loss import chunks as loss_chunks
@@ -58,7 +58,7 @@ def _divisor(target: Tensor, weight: Tensor | None, ignore_index: int) -> Tensor
     if weight is None or target.is_floating_point():
         return _counted(target, ignore_index)
     ignored = target == ignore_index
-    weight = weight.to(loss_chunks.exact_dtype(weight.device))
+    weight = weight.to(dtypes.exact_dtype(weight.device))
     return torch.where(ignored, 0, weight[torch.where(ignored, 0, target)]).sum()
 
 
@@ -227,7 +227,7 @@ def multimax_cross_entropy(
         else:
             rows = torch.ops.multimax.loss_rows.default(*args)[:4]
     loss = _reduced(rows[0], rows[1], target, weight, ignore_index, reduction, z_loss)
-    if ops.autocast_dtype(input.device) is None:
+    if dtypes.autocast_dtype(input.device) is None:
         loss = loss.to(input.dtype)
     loss = loss.reshape(shape) if reduction == "none" else loss
     return (loss, _stats(rows, target, ignore_index, shape)) if return_stats else loss
@@ -344,7 +344,7 @@ def linear_multimax_cross_entropy(
         >>> layer.coefs.grad.shape
         torch.Size([2, 2])
     """
-    autocast = ops.autocast_dtype(input.device)
+    autocast = dtypes.autocast_dtype(input.device)
     checks.linear(input, linear_weight, linear_bias, autocast is not None)
     checks.one_set(input, coefs, knots)
     if ignore_index is None:
@@ -398,7 +398,7 @@ def linear_multimax_cross_entropy(
             rows = loss_ops.LinearLoss.apply(*args)
         else:
             checks.target_values(target, classes, ignore_index)
-            exact = loss_chunks.exact_dtype(input.device)
+            exact = dtypes.exact_dtype(input.device)
             scale = z_scale = torch.ones((), device=input.device, dtype=exact)
             if reduction == "mean":
                 scale = 1 / _divisor(target, weight, ignore_index).to(exact)

@@ -7,7 +7,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from multimax.ops import checks, reference
+from multimax.ops import checks, dtypes, reference
 from multimax.ops import kernels as ops
 from multimax.ops.loss.chunks import Rows, Setting, rows_of_linear, rows_of_logits, rows_of_logits_backward
 
@@ -115,12 +115,12 @@ def _(grad_losses: Tensor, grad_log_sum: Tensor, *args: Any) -> tuple[Tensor, ..
 
 
 def _in_compute_dtype(rows: Rows, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    dtype = reference.compute_dtype(dtype)
+    dtype = dtypes.compute_dtype(dtype)
     return *(t.to(dtype) for t in rows[:3]), rows.best
 
 
 def _like_rows(count: Any, like: Tensor, dtype: torch.dtype, full: bool) -> tuple[Tensor, ...]:
-    dtype = reference.compute_dtype(dtype)
+    dtype = dtypes.compute_dtype(dtype)
     some = count if full else 0
     sizes = ((count, dtype), (count, dtype), (some, dtype), (some, torch.int64))
     return tuple(like.new_empty(size, dtype=dtype) for size, dtype in sizes)
@@ -129,7 +129,7 @@ def _like_rows(count: Any, like: Tensor, dtype: torch.dtype, full: bool) -> tupl
 @torch.library.register_fake("multimax::loss_rows", lib=_library)
 def _(x: Tensor, target: Tensor, coefs: Tensor, knots: Tensor, *args: Any) -> tuple[Tensor, ...]:
     ops.one_device(x, target, coefs, knots)
-    stats = torch.float64 if args[3] == "cpu" else reference.compute_dtype(x.dtype)
+    stats = torch.float64 if args[3] == "cpu" else dtypes.compute_dtype(x.dtype)
     rows = _like_rows(x.shape[0], x, x.dtype, args[4])
     return *rows, x.new_empty((3, x.shape[0]), dtype=stats)
 
@@ -202,7 +202,7 @@ class LossRows(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         """Gradients of x, coefs and knots."""
         x, target, coefs, knots, weight, saved = ctx.saved_tensors
-        both = _both(grads[0], grads[1], saved[0].to(reference.compute_dtype(x.dtype)))
+        both = _both(grads[0], grads[1], saved[0].to(dtypes.compute_dtype(x.dtype)))
         none = (None,) * (1 + len(ctx.setting))
         if ops.traced(*both, x, coefs, knots):
             ignore_index, smoothing, *_ = ctx.setting

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from multimax.ops import reference
+from multimax.ops import dtypes, reference
 
 # Planes of the rows' sums, as in csrc/loss.h.
 TOP, TOTAL, SCORE, MASS, DOT, SPREAD, BEST = range(7)
@@ -44,13 +44,13 @@ class Setting:
         if self.weight is None:
             return None
         own = self.weight[self.first_class : self.first_class + x.shape[1]]
-        return own.to(reference.compute_dtype(x.dtype)).contiguous()
+        return own.to(dtypes.compute_dtype(x.dtype)).contiguous()
 
     def kernel_arguments(self, x: Tensor, target: Tensor, coefs: Tensor, knots: Tensor) -> tuple[Any, ...]:
         """As the compiled library wants them."""
         hard, soft = (target.contiguous(), None) if _indices(target) else (None, side_by_side(target))
-        if soft is not None and soft.dtype not in (x.dtype, reference.compute_dtype(x.dtype)):
-            soft = soft.to(reference.compute_dtype(x.dtype))
+        if soft is not None and soft.dtype not in (x.dtype, dtypes.compute_dtype(x.dtype)):
+            soft = soft.to(dtypes.compute_dtype(x.dtype))
         tensors = (x, hard, soft, coefs, knots, self.own_weight(x))
         return *tensors, self.smoothing, self.classes or x.shape[1], self.first_class, self.ignore_index
 
@@ -60,18 +60,13 @@ def side_by_side(t: Tensor) -> Tensor:
     return t if t.shape[1] <= 1 or t.stride(1) == 1 else t.contiguous()
 
 
-def exact_dtype(device: torch.device) -> torch.dtype:
-    """For sums over many rows: float64, where the device has it."""
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
 def _indices(target: Tensor) -> bool:
     return not target.is_floating_point()
 
 
 def _wanted(x: Tensor, target: Tensor, setting: Setting) -> Tensor:
     """(R or 1, C): q of csrc/loss.h, what the loss wants of each class but for an index."""
-    dtype = reference.compute_dtype(x.dtype)
+    dtype = dtypes.compute_dtype(x.dtype)
     q = x.new_full((1, 1), setting.smoothing / max(setting.classes or x.shape[1], 1), dtype=dtype)
     if not _indices(target):
         q = q + (1 - setting.smoothing) * target.to(dtype)
@@ -179,7 +174,7 @@ def _gradients(
 
     The gradient of s is p_scale p - scale q, with a scale of each for every row.
     """
-    none = coefs.new_zeros(coefs.shape if params_grad else 0, dtype=exact_dtype(x.device))
+    none = coefs.new_zeros(coefs.shape if params_grad else 0, dtype=dtypes.exact_dtype(x.device))
     if x.shape[1] == 0:
         return none, none.clone()
     if setting.impl == "cpu":
@@ -274,7 +269,7 @@ def rows_of_linear(
     count = rows if counted is None else counted.shape[0]
     projection = linear_weight.to(dtype)
     bias = None if linear_bias is None else linear_bias.to(dtype)
-    wide = reference.compute_dtype(dtype)
+    wide = dtypes.compute_dtype(dtype)
     buffer = input.new_empty((min(chunk, count), classes), dtype=dtype)
     found: list[Tensor] | None = None
     grads: list[Tensor | None] = [None] * 5
@@ -350,4 +345,4 @@ def rows_of_linear(
 def default_chunk(linear_weight: Tensor, dtype: torch.dtype) -> int:
     """Rows whose logits take half the memory of the weight's gradient while it is summed, in float32 for half
     precision; but enough for the products to be quick, and no more than that takes."""
-    return min(max(linear_weight.shape[1] * reference.compute_dtype(dtype).itemsize // (2 * dtype.itemsize), 64), 512)
+    return min(max(linear_weight.shape[1] * dtypes.compute_dtype(dtype).itemsize // (2 * dtype.itemsize), 64), 512)

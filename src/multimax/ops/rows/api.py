@@ -5,7 +5,7 @@ import warnings
 import torch
 from torch import Tensor
 
-from multimax.ops import checks, reference
+from multimax.ops import checks, dtypes, reference
 from multimax.ops import kernels as ops
 
 _warned = False
@@ -39,13 +39,6 @@ def choose(impl: str, device: torch.device, why_not_cpu: str | None = None) -> s
     return "cpu" if device.type == "cpu" and not forward_mode else "reference"
 
 
-def result_dtype(x: Tensor) -> torch.dtype:
-    """As torch.softmax: the input's, but float32 under autocast, except on the CPU."""
-    device = x.device.type
-    wide = device != "cpu" and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-    return reference.compute_dtype(x.dtype) if wide else x.dtype
-
-
 def _rows(kind: str, x: Tensor, coefs: Tensor, knots: Tensor, dim: int, mask: Tensor | None, impl: str) -> Tensor:
     checks.tensor("x", x)
     dim = checks.dimension(dim, x.ndim)
@@ -55,7 +48,7 @@ def _rows(kind: str, x: Tensor, coefs: Tensor, knots: Tensor, dim: int, mask: Te
         return ops.rows(x, coefs, knots, mask, dim, kind)
     if x.ndim == 0:
         return _rows(kind, x[None], coefs, knots, 0, None if mask is None else mask[None], impl)[0]
-    dtype = result_dtype(x)
+    dtype = dtypes.softmax_dtype(x)
     if kind == "modulate":
         return reference.modulate(x, coefs, knots, dtype=dtype)
     function = reference.multimax if kind == "multimax" else reference.log_multimax

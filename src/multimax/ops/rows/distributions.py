@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributions import Categorical, Distribution
 
-from multimax.ops import checks
+from multimax.ops import checks, masking
 from multimax.ops.rows.api import log_multimax, modulate
 
 
@@ -46,7 +46,7 @@ def gumbel_multimax(
         raise ValueError("multimax: expected tau above 0, got 0; hard=True gives one-hot samples")
     coefs, knots = checks.parameters(logits, coefs, knots, dim)
     last = logits[None] if logits.ndim == 0 else logits.movedim(dim, -1)
-    masked = last <= torch.finfo(last.dtype).min / 2
+    masked = masking.masked(last)
     empty = masked.all(-1, keepdim=True)
     # a row without entries gets a sample all the same, to have no NaN in it, and is zeroed
     scores = torch.where(masked, torch.where(empty, 0.0, -torch.inf), modulate(last, coefs, knots))

@@ -1,0 +1,41 @@
+"""Which dtype is computed in, and which comes out: half precision, autocast, sums over many rows."""
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Half precision is computed in float32, the rest in its own dtype."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def exact_dtype(device: torch.device) -> torch.dtype:
+    """For sums over many rows: float64, where the device has it."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """What autocast makes of a linear layer's inputs on that device, None where it is off."""
+    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
+        return torch.get_autocast_dtype(device.type)
+    return None
+
+
+def softmax_dtype(x: Tensor) -> torch.dtype:
+    """As torch.softmax: the input's, but float32 under autocast, except on the CPU."""
+    wide = x.device.type != "cpu" and autocast_dtype(x.device) is not None
+    return compute_dtype(x.dtype) if wide else x.dtype
+
+
+def loss_dtype(x: Tensor) -> torch.dtype:
+    """As torch's losses: the input's, but float32 under autocast."""
+    return x.dtype if autocast_dtype(x.device) is None else compute_dtype(x.dtype)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Products in the dtype of their factors, as the kernels compute them."""
+    if not torch.amp.is_autocast_available(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
