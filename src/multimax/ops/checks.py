@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-IMPLS = ("auto", "reference", "cpu", "triton")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -16,6 +15,12 @@ def choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
     """One of several words."""
     if value not in allowed:
         raise ValueError(f"multimax: expected {name} to be one of {', '.join(map(repr, allowed))}, got {value!r}")
+
+
+def instruction_set(name: object, known: tuple[str, ...]) -> None:
+    """One of those that kernels are compiled for."""
+    if name not in known:
+        raise ValueError(f"multimax: expected an instruction set out of {', '.join(known)}, got {name!r}")
 
 
 def dense(name: str, value: Tensor) -> None:

@@ -13,9 +13,9 @@ from torch.utils.checkpoint import checkpoint
 from multimax.ops import checks, observing
 from multimax.ops.attention.api import Inputs, Window, inputs, multimax_attention, scale_of
 from multimax.ops.attention.blocks import query_slices
+from multimax.ops.attention.reference import band
 from multimax.ops.dtypes import compute_dtype, without_autocast
 from multimax.ops.masking import takes_part
-from multimax.ops.reference import band
 from multimax.ops.rows.api import modulate
 from multimax.reweighting.functions import softmax
 from multimax.reweighting.high_pass import attn_scale as scale_high_pass

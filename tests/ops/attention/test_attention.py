@@ -14,7 +14,7 @@ import multimax
 from draws import parameters
 from machine import needs_kernels
 from multimax import multimax_attention, multimax_attention_varlen
-from multimax.ops import reference
+from multimax.ops.attention import reference
 
 HALF = (torch.bfloat16, torch.float16)
 LABELS = ("out", "query", "key", "value", "coefs", "knots", "bias")

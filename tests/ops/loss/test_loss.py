@@ -12,8 +12,8 @@ from torch import Tensor
 import multimax
 from machine import needs_kernels
 from multimax.ops import kernels as ops
-from multimax.ops import reference
 from multimax.ops.loss import chunks as loss_chunks
+from multimax.ops.rows import reference
 
 HALF = (torch.bfloat16, torch.float16)
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 import multimax
 from machine import needs_kernels
+from multimax.ops import dispatch
 from multimax.ops import kernels as ops
-from multimax.ops.rows import api as functional
 
 X, COEFS, KNOTS = torch.randn(2, 3, 4, 5), torch.zeros(2, 2), torch.zeros(2, 2)
 
@@ -155,7 +155,7 @@ def test_other_devices_take_the_reference() -> None:
 )
 def test_without_kernels_one_warning_and_the_reference(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
     monkeypatch.setattr(ops, "unavailable", why)
-    monkeypatch.setattr(functional, "_warned", False)
+    monkeypatch.setattr(dispatch, "_warned", False)
     with pytest.warns(UserWarning, match=f"multimax: using the slower reference, because {why}") as caught:
         first = multimax.multimax(X, COEFS, KNOTS)
     assert caught[0].filename == __file__

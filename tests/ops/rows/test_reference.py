@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import multimax
-from multimax.ops import reference
+from multimax.ops.rows import reference
 
 finite = st.floats(-8, 8)
 

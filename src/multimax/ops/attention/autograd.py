@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from multimax.ops import kernels as ops
-from multimax.ops import reference
+from multimax.ops import kernels, operators
+from multimax.ops.attention import reference
 
 # Arguments of the forward operation, in order. Tensors: query, key, value, coefs, knots, mask, bias, query_starts,
 # key_starts, seed; then dropout_p, scale, causal, left, right.
@@ -23,12 +23,12 @@ def _heads_like(like: Tensor, length: int, width: int) -> Tensor:
     return like.new_empty(b, h, length, width)
 
 
-if ops.unavailable is None:
+if kernels.unavailable is None:
 
     @torch.library.register_fake("multimax::attention_forward")
     def _(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
         query, value, for_backward = args[0], args[2], args[-1]
-        ops.one_device(*args[:TENSORS])
+        operators.one_device(*args[:TENSORS])
         out = _heads_like(query, query.shape[2], value.shape[3])
         with_rest = for_backward and query.dtype != torch.float32
         rest = _heads_like(query, query.shape[2], value.shape[3]) if with_rest else query.new_empty(0)
@@ -38,7 +38,7 @@ if ops.unavailable is None:
     def _(grad_out: Tensor, grad_lse: Tensor | None, *args: Any) -> tuple[Tensor, ...]:
         query, key, value, coefs, knots, _mask, bias = args[:7]
         params_grad, bias_grad = args[-2:]
-        ops.one_device(grad_out, grad_lse, *args[: TENSORS + 3])
+        operators.one_device(grad_out, grad_lse, *args[: TENSORS + 3])
         size = coefs.shape if params_grad else (0,)
         return (
             query.new_empty(query.shape),
@@ -117,7 +117,7 @@ class Attention(torch.autograd.Function):
         grad_lse = None if grad_lse is None else grad_lse.contiguous()
         needs = ctx.needs_input_grad
         wanted = (needs[3] or needs[4], needs[6])
-        traced = ops.traced(grad_out, *(tensors[i] for i in DIFFERENTIABLE if tensors[i] is not None))
+        traced = operators.traced(grad_out, *(tensors[i] for i in DIFFERENTIABLE if tensors[i] is not None))
         function = AttentionBackward.apply if traced else torch.ops.multimax.attention_backward.default
         found = function(grad_out, grad_lse, *tensors, out, stats, rest, *ctx.options, *wanted)
         result: list[Tensor | None] = list(none)
@@ -194,7 +194,7 @@ def attention(impl: str, *args: Any) -> tuple[Tensor, Tensor]:
     if impl == "reference":
         return _reference(*args)
     tensors = [args[i] for i in DIFFERENTIABLE if args[i] is not None]
-    if ops.traced(*tensors):
+    if operators.traced(*tensors):
         plain = not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
         # Attention.apply inspects signatures at every call, for the sake of torch.func and the compiler
         apply = super(torch.autograd.Function, Attention).apply if plain else Attention.apply

@@ -10,7 +10,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from multimax.ops import dtypes, masking, observing, reference
+from multimax.ops import dtypes, masking, observing
+from multimax.ops.attention import reference
 
 # Scores in a block, unless one query of each head has more: some tens of MB with what is computed from them.
 ELEMENTS = 2**21

@@ -6,24 +6,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from multimax.ops import kernels as ops
+from multimax.ops import kernels, operators
 from multimax.ops.dtypes import compute_dtype
 from multimax.ops.entmax import reference
 
 KINDS = ("sparsemax", "entmax15", "entmax")  # as in csrc/entmax.h
 
-if ops.unavailable is None:
+if kernels.unavailable is None:
 
     @torch.library.register_fake("multimax::entmax_forward")
     def _(x: Tensor, alpha: Tensor | None, kind: int) -> tuple[Tensor, Tensor]:
-        ops.one_device(x, alpha)
+        operators.one_device(x, alpha)
         return torch.empty_like(x), x.new_empty((*x.shape[:-1], 2), dtype=compute_dtype(x.dtype))
 
     @torch.library.register_fake("multimax::entmax_backward")
     def _(
         grad: Tensor, x: Tensor, stats: Tensor, alpha: Tensor | None, kind: int, alpha_grad: bool
     ) -> tuple[Tensor, Tensor]:
-        ops.one_device(grad, x, stats, alpha)
+        operators.one_device(grad, x, stats, alpha)
         size = alpha.shape if alpha is not None and alpha_grad else (0,)
         return torch.empty_like(x), x.new_empty(size, dtype=compute_dtype(x.dtype))
 
@@ -41,7 +41,7 @@ def _reference(kind: int) -> Callable[..., Tensor]:
 
 def _mapped(info: Any, in_dims: tuple[Any, ...], tensors: list[Tensor | None]) -> list[Tensor | None]:
     """Tensors with the mapped dim in front, as the operations want them."""
-    moved = [ops.front(t, dim, info.batch_size) for t, dim in zip(tensors, in_dims, strict=False)]
+    moved = [operators.front(t, dim, info.batch_size) for t, dim in zip(tensors, in_dims, strict=False)]
     return [None if t is None else t.contiguous() for t in moved]
 
 
@@ -65,7 +65,7 @@ class Entmax(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
         """The gradients of x and alpha."""
         x, alpha, stats = ctx.saved_tensors
-        traced = ops.traced(grad, x) or (alpha is not None and ops.traced(alpha))
+        traced = operators.traced(grad, x) or (alpha is not None and operators.traced(alpha))
         function = EntmaxBackward.apply if traced else torch.ops.multimax.entmax_backward.default
         of_x, of_alpha = function(grad.contiguous(), x, stats, alpha, ctx.kind, ctx.needs_input_grad[1])
         return of_x, of_alpha if ctx.needs_input_grad[1] else None, None
@@ -125,7 +125,7 @@ def entmax(x: Tensor, kind: str, alpha: Tensor | None = None) -> Tensor:
     x = x.contiguous()
     if alpha is not None:
         alpha = alpha.to(compute_dtype(x.dtype)).expand(*x.shape[:-1], 1)[..., 0].contiguous()
-    traced = ops.traced(x) or (alpha is not None and ops.traced(alpha))
+    traced = operators.traced(x) or (alpha is not None and operators.traced(alpha))
     apply = Entmax.apply if traced else torch.ops.multimax.entmax_forward.default
     weights: Tensor = apply(x, alpha, KINDS.index(kind))[0]
     return weights

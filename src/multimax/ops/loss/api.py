@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from multimax.ops import checks, dtypes, reference
-from multimax.ops import kernels as ops
+from multimax.ops import checks, dtypes, operators
 from multimax.ops.loss import autograd as loss_ops
 from multimax.ops.loss import chunks as loss_chunks
+from multimax.ops.loss import reference
+from multimax.ops.rows import reference as rows_reference
 from multimax.ops.rows.api import choose
 
 
@@ -94,8 +95,8 @@ def _stats(rows: tuple[Tensor, ...], target: Tensor, ignore_index: int, shape: t
 def _entropy_and_best(x: Tensor, coefs: Tensor, knots: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, ...]:
     """For the reference: what the fused path finds on its way."""
     with torch.no_grad():
-        masked, s = reference.scores(x, coefs, knots)
-        log_p = torch.where(masked, 0.0, reference.log_multimax(x, coefs, knots, dtype=s.dtype))
+        masked, s = rows_reference.scores(x, coefs, knots)
+        log_p = torch.where(masked, 0.0, rows_reference.log_multimax(x, coefs, knots, dtype=s.dtype))
         entropy = -torch.where(masked | (log_p == -torch.inf), 0.0, log_p.exp() * log_p).sum(-1)
         if not target.is_floating_point():
             entropy = torch.where(target == ignore_index, 0.0, entropy)
@@ -222,7 +223,7 @@ def multimax_cross_entropy(
             rows += _entropy_and_best(x, coefs, knots, target, ignore_index)
     else:
         args = (x, target, coefs, knots, weight, ignore_index, label_smoothing, path, return_stats)
-        if ops.traced(x, coefs, knots):
+        if operators.traced(x, coefs, knots):
             rows = loss_ops.LossRows.apply(*args)[:4]
         else:
             rows = torch.ops.multimax.loss_rows.default(*args)[:4]
@@ -393,7 +394,7 @@ def linear_multimax_cross_entropy(
         rows = (losses, log_sum)
         if return_stats:
             rows += _entropy_and_best(logits, coefs, knots, target, ignore_index)
-    elif ops.traced(*(t for t in differentiable if t is not None)):
+    elif operators.traced(*(t for t in differentiable if t is not None)):
         if reduction == "none" or torch.compiler.is_compiling():
             rows = loss_ops.LinearLoss.apply(*args)
         else:

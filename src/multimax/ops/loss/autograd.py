@@ -7,8 +7,8 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from multimax.ops import checks, dtypes, reference
-from multimax.ops import kernels as ops
+from multimax.ops import checks, dtypes, operators
+from multimax.ops.loss import reference
 from multimax.ops.loss.chunks import Rows, Setting, rows_of_linear, rows_of_logits, rows_of_logits_backward
 
 # A group of processes goes by its name.
@@ -128,7 +128,7 @@ def _like_rows(count: Any, like: Tensor, dtype: torch.dtype, full: bool) -> tupl
 
 @torch.library.register_fake("multimax::loss_rows", lib=_library)
 def _(x: Tensor, target: Tensor, coefs: Tensor, knots: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    ops.one_device(x, target, coefs, knots)
+    operators.one_device(x, target, coefs, knots)
     stats = torch.float64 if args[3] == "cpu" else dtypes.compute_dtype(x.dtype)
     rows = _like_rows(x.shape[0], x, x.dtype, args[4])
     return *rows, x.new_empty((3, x.shape[0]), dtype=stats)
@@ -145,7 +145,7 @@ def _(
 @torch.library.register_fake("multimax::linear_loss", lib=_library)
 def _(*args: Any) -> tuple[Tensor, ...]:
     input, dtype, full = args[0], args[-1], args[10]
-    ops.one_device(*args[:2], *args[3:6])
+    operators.one_device(*args[:2], *args[3:6])
     return _like_rows(input.shape[0], input, dtype, full)
 
 
@@ -204,7 +204,7 @@ class LossRows(torch.autograd.Function):
         x, target, coefs, knots, weight, saved = ctx.saved_tensors
         both = _both(grads[0], grads[1], saved[0].to(dtypes.compute_dtype(x.dtype)))
         none = (None,) * (1 + len(ctx.setting))
-        if ops.traced(*both, x, coefs, knots):
+        if operators.traced(*both, x, coefs, knots):
             ignore_index, smoothing, *_ = ctx.setting
             found = _by_reference(
                 lambda x, coefs, knots: reference.cross_entropy(
@@ -248,7 +248,7 @@ class LinearLoss(torch.autograd.Function):
         """Gradients of input, weight, bias, coefs and knots."""
         *tensors, weight, losses = ctx.saved_tensors
         both = _both(grads[0], grads[1], losses.detach())
-        if ops.traced(*both, *(t for t in tensors if t is not None)):
+        if operators.traced(*both, *(t for t in tensors if t is not None)):
             found = _by_reference(_all_at_once(tensors[3], weight, ctx.setting), [*tensors[:3], *tensors[4:]], both)
         else:
             found = _linear_backward(both, tensors, weight, ctx.setting, ctx.needs_input_grad)
@@ -351,7 +351,7 @@ class ReducedLinearLoss(torch.autograd.Function):
         *differentiable, log_sum = ctx.saved_tensors
         target, weight, *setting = ctx.tensors
         scale, z_scale = ctx.scales
-        if ops.traced(grad, *(t for t in differentiable if t is not None)):
+        if operators.traced(grad, *(t for t in differentiable if t is not None)):
 
             def function(*inputs: Tensor | None) -> tuple[Tensor]:
                 rows = _all_at_once(target, weight, setting)(*inputs)

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from multimax.ops import dtypes, reference
+from multimax.ops import dtypes
+from multimax.ops.rows import reference
 
 # Planes of the rows' sums, as in csrc/loss.h.
 TOP, TOTAL, SCORE, MASS, DOT, SPREAD, BEST = range(7)

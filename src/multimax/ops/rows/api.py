@@ -1,42 +1,30 @@
-"""The functions: check the arguments, choose the path, call it."""
+"""The functions: check the arguments, choose an implementation, call it."""
 
-import warnings
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from multimax.ops import checks, dtypes, reference
-from multimax.ops import kernels as ops
+from multimax.ops import checks, dispatch, kernels
+from multimax.ops.rows.call import KINDS, RowsCall
 
-_warned = False
+IMPLEMENTATIONS = dispatch.load("rows")
 
 
-def choose(impl: str, device: torch.device, why_not_cpu: str | None = None) -> str:
-    """The path to take: "cpu" or "reference", the latter on any device if there is a reason why the kernels cannot."""
-    global _warned
-    checks.choice("impl", impl, checks.IMPLS)
+def choose(impl: str, device: Any, why_not_cpu: str | None = None) -> str:
+    """TEMPORARY."""
+    checks.choice("impl", impl, dispatch.NAMES)
     if impl == "reference":
         return impl
     if impl == "triton":
         raise RuntimeError("multimax: impl='triton' cannot run: this version has no Triton kernels; use 'reference'")
-    # torch.func.jvp opens a dual level too
-    forward_mode = torch.autograd.forward_ad._current_level >= 0
+    why = kernels.why_not(device, why_not_cpu)
     if impl == "cpu":
-        if forward_mode:
-            raise RuntimeError("multimax: impl='cpu' cannot run: it has no forward-mode derivatives; use 'auto'")
-        if device.type != "cpu":
-            raise RuntimeError(f"multimax: impl='cpu' cannot run: the input is on {device}; use 'auto' or 'reference'")
-        if why_not_cpu or ops.unavailable:
-            raise RuntimeError(f"multimax: impl='cpu' cannot run: {why_not_cpu or ops.unavailable}")
+        if why:
+            raise RuntimeError(f"multimax: impl='cpu' cannot run: {why}")
         return impl
-    if why_not_cpu:
-        return "reference"
-    if device.type == "cpu" and ops.unavailable:
-        if not _warned:
-            _warned = True
-            warnings.warn(f"multimax: using the slower reference, because {ops.unavailable}", stacklevel=4)
-        return "reference"
-    return "cpu" if device.type == "cpu" and not forward_mode else "reference"
+    if why is not None and why is kernels.unavailable:
+        dispatch._warn(why)
+    return "reference" if why else "cpu"
 
 
 def _rows(kind: str, x: Tensor, coefs: Tensor, knots: Tensor, dim: int, mask: Tensor | None, impl: str) -> Tensor:
@@ -44,15 +32,12 @@ def _rows(kind: str, x: Tensor, coefs: Tensor, knots: Tensor, dim: int, mask: Te
     dim = checks.dimension(dim, x.ndim)
     coefs, knots = checks.parameters(x, coefs, knots, dim)
     mask = checks.mask_for(x, mask)
-    if choose(impl, x.device) == "cpu":
-        return ops.rows(x, coefs, knots, mask, dim, kind)
-    if x.ndim == 0:
-        return _rows(kind, x[None], coefs, knots, 0, None if mask is None else mask[None], impl)[0]
-    dtype = dtypes.softmax_dtype(x)
-    if kind == "modulate":
-        return reference.modulate(x, coefs, knots, dtype=dtype)
-    function = reference.multimax if kind == "multimax" else reference.log_multimax
-    return function(x, coefs, knots, dim=dim, mask=mask, dtype=dtype)
+    scalar = x.ndim == 0
+    if scalar:
+        x, mask = x[None], None if mask is None else mask[None]
+    call = RowsCall(x, coefs, knots, mask, dim, KINDS.index(kind))
+    weights: Tensor = dispatch.choose(IMPLEMENTATIONS, impl, call).run(call)
+    return weights[0] if scalar else weights
 
 
 def multimax(

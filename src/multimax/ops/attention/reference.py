@@ -1,0 +1,127 @@
+"""Attention with MultiMax, line by line, on any device and in any dtype: the oracle for every implementation.
+
+Shapes: B batches, H query heads, Hkv key heads, Lq queries, Lk keys, D and Dv entries per head.
+"""
+
+import torch
+from torch import Tensor
+
+from multimax.ops import dtypes, masking
+from multimax.ops.rows.reference import sigma
+
+
+def band(
+    queries: int,
+    keys: int,
+    causal: bool,
+    left: int,
+    right: int,
+    device: torch.device,
+    rows: slice | None = None,
+) -> Tensor:
+    """(Lq, Lk), True where key j takes part for query i: j <= i if causal, and -left <= j - (i + Lk - Lq) <= right,
+    where a negative bound is none. With ``rows`` only these queries."""
+    first, end = (0, queries) if rows is None else (rows.start, rows.stop)
+    i = torch.arange(first, end, device=device)[:, None]
+    j = torch.arange(keys, device=device)
+    diagonal = i + (keys - queries)
+    inside = torch.ones(end - first, keys, dtype=torch.bool, device=device)
+    if causal:
+        inside = inside & (j <= i)
+    if left >= 0:
+        inside = inside & (j >= diagonal - left)
+    if right >= 0:
+        inside = inside & (j <= diagonal + right)
+    return inside
+
+
+def _mix(z: Tensor) -> Tensor:
+    """64 bits in, 64 bits out, each depending on all (the finaliser of splitmix64)."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        z = (z ^ ((z >> shift) & ((1 << (64 - shift)) - 1))) * (factor - 2**64)
+    return z ^ ((z >> 31) & ((1 << 33) - 1))
+
+
+def dropout(seed: Tensor, p: float, heads: Tensor, queries: int, keys: int) -> Tensor:
+    """(heads, Lq, Lk), 1 / (1 - p) where a weight is kept, else 0: a hash of seed, head, query and key alone, so that
+    every path drops the same weights and nothing has to be stored."""
+    golden, low = 0x9E3779B97F4A7C15 - 2**64, 0xFFFFFFFF
+    z = _mix(seed.reshape(()) + golden * (heads + 1))[:, None]
+    z = _mix(z + golden * (torch.arange(queries, device=seed.device) + 1))  # (heads, Lq)
+    first, second = (z & low)[..., None], ((z >> 32) & low)[..., None]
+    z = ((torch.arange(keys, device=seed.device) * 0x9E3779B1) & low) ^ first  # (heads, Lq, Lk), 32 bits
+    z = ((z ^ (z >> 16)) * 0x85EBCA6B + second) & low
+    z = ((z ^ (z >> 13)) * 0xC2B2AE35) & low
+    z = z ^ (z >> 16)
+    kept = z >= min(int(p * 2**32), 2**32 - 1)
+    return kept * (1 / (1 - p) if p < 1 else 0.0)
+
+
+def attention_weights(
+    x: Tensor,
+    coefs: Tensor,
+    knots: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    causal: bool,
+    left: int,
+    right: int,
+) -> tuple[Tensor, Tensor]:
+    """Weights of the scores x, (B, H, Lq, Lk), and the log-sum of each row; arguments as for :func:`attention`."""
+    dtype = x.dtype
+    masked = ~band(x.shape[2], x.shape[3], causal, left, right, x.device).expand(x.shape)
+    if bias is not None:
+        masked = masked | masking.masked(bias)
+        x = x + bias.to(dtype)
+    masked = masked | masking.masked(x)
+    added = None
+    if mask is not None and mask.dtype == torch.bool:
+        masked = masked | ~mask
+    elif mask is not None:
+        masked = masked | masking.masked(mask)
+        added = mask.to(dtype)
+    lead = coefs.shape[:-2] and (*coefs.shape[:-2], 1)
+    coefs, knots = (p.to(dtype).reshape(*lead, *p.shape[-2:]) for p in (coefs, knots))
+    s = sigma(torch.where(masked, 0.0, x), coefs, knots)
+    if added is not None:
+        s = torch.where(masked, 0.0, s + added)
+    empty = masked.all(-1, keepdim=True)  # (B, H, Lq, 1)
+    # a row without entries gets a softmax all the same, to have no NaN in it, and is zeroed with the rest
+    s = torch.where(masked & ~empty, float("-inf"), s)
+    lse = torch.where(empty[..., 0], float("-inf"), torch.logsumexp(s, -1)) if x.shape[3] else s.sum(-1) - torch.inf
+    return torch.where(masked, 0.0, torch.softmax(s, -1)), lse
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    coefs: Tensor,
+    knots: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    seed: Tensor | None,
+    dropout_p: float,
+    scale: float,
+    causal: bool,
+    left: int,
+    right: int,
+    *,
+    first_head: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """Attention with MultiMax in the place of softmax, and the log-sum of each row.
+
+    query (B, H, Lq, D), key (B, Hkv, Lk, D), value (B, Hkv, Lk, Dv) with H a multiple of Hkv; mask (boolean, or added
+    after sigma) and bias (added before) broadcast to (B, H, Lq, Lk); seed for dropout, None for none. Heads are counted
+    from first_head on for dropout. Returns (B, H, Lq, Dv) and, in the compute dtype, (B, H, Lq).
+    """
+    dtype = dtypes.compute_dtype(query.dtype)
+    group = query.shape[1] // max(key.shape[1], 1)
+    key, value = (t.to(dtype).repeat_interleave(group, 1) for t in (key, value))
+    x = scale * (query.to(dtype) @ key.transpose(-1, -2))  # (B, H, Lq, Lk)
+    weights, lse = attention_weights(x, coefs, knots, mask, bias, causal, left, right)
+    if seed is not None:
+        b, h, queries, keys = x.shape
+        heads = first_head + torch.arange(b * h, device=x.device)
+        weights = weights * dropout(seed, dropout_p, heads, queries, keys).reshape(x.shape).to(dtype)
+    return (weights @ value).to(query.dtype), lse

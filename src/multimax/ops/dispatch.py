@@ -1,0 +1,70 @@
+"""The one table of implementations: which there are for each operation, and which of them runs a call.
+
+An implementation is a module with two functions: ``why_not(call)``, the reason why it cannot run that call here, or
+None, and ``run(call)``. To add one, write the module and name it in the table.
+"""
+
+import sys
+import warnings
+from importlib import import_module
+from typing import Any, Protocol
+
+from multimax.ops import checks, kernels
+
+# In the order in which "auto" tries them. The reference comes last, and can run anything.
+TABLE = {
+    "rows": {"cpu": "multimax.ops.rows.cpu", "reference": "multimax.ops.rows.reference"},
+}
+NAMES = ("auto", "reference", "cpu", "triton")
+
+_warned = False
+
+
+class Implementation(Protocol):
+    """What the table's modules have."""
+
+    def why_not(self, call: Any, /) -> str | None:
+        """Why this implementation cannot run the call here; None if it can."""
+
+    def run(self, call: Any, /) -> Any:
+        """The operation's result."""
+
+
+def load(operation: str) -> dict[str, Any]:
+    """An operation's implementations by name, imported."""
+    return {name: import_module(module) for name, module in TABLE[operation].items()}
+
+
+def choose(implementations: dict[str, Any], impl: str, call: Any) -> Any:
+    """The implementation that runs a call: the first that can for "auto", else the one of that name or an error."""
+    if impl == "auto":
+        for implementation in implementations.values():
+            why = implementation.why_not(call)
+            if why is None:
+                return implementation
+            if why is kernels.unavailable:
+                _warn(str(why))
+    else:
+        names = ("auto", *implementations)
+        checks.choice("impl", impl, (*NAMES, *(name for name in names if name not in NAMES)))
+        if impl not in implementations:
+            raise RuntimeError(
+                f"multimax: impl={impl!r} cannot run: this version has no Triton kernels; use 'reference'"
+            )
+        implementation = implementations[impl]
+        why = implementation.why_not(call)
+        if why is None:
+            return implementation
+    raise RuntimeError(f"multimax: impl={impl!r} cannot run: {why}")
+
+
+def _warn(why: str) -> None:
+    """Says once that the kernels are missing, at the line that called the library."""
+    global _warned
+    if _warned:
+        return
+    _warned = True
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] == "multimax":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(f"multimax: using the slower reference, because {why}", stacklevel=level)

@@ -1,0 +1,100 @@
+"""The formulas of the paper, line by line, on any device and in any dtype: the oracle for every kernel.
+
+Differentiable to any order. Arguments are taken as they come; `api` checks them.
+
+Shapes: x is (..., K, ...) with K entries along `dim`, S is x's shape without `dim`; coefs and knots are
+(*lead, N, 2) with `lead` broadcasting against S; mask broadcasts against x.
+"""
+
+import torch
+from torch import Tensor
+
+from multimax.ops import dtypes, masking
+from multimax.ops.rows.call import KINDS, RowsCall
+
+
+def sigma(x: Tensor, coefs: Tensor, knots: Tensor) -> Tensor:
+    """Equation 6, with coefs = (1 - t_b, t_d - 1) and knots = (b, d).
+
+    Each term is multiplied out from its coefficient, (c u) u and not c (u^2): where the square would overflow, a zero
+    coefficient still gives zero.
+    """
+    result = x  # (*S, K)
+    for n in range(coefs.shape[-2]):
+        lower = torch.relu(knots[..., n, 0, None] - x)  # (*S, K), Max(b - x, 0)
+        upper = torch.relu(x - knots[..., n, 1, None])  # (*S, K), Max(x - d, 0)
+        lower_term, upper_term = coefs[..., n, 0, None], coefs[..., n, 1, None]  # (*lead, 1)
+        for _ in range(n + 1):
+            lower_term, upper_term = lower_term * lower, upper_term * upper
+        result = result + lower_term + upper_term
+    return result
+
+
+def _prepare(x: Tensor, coefs: Tensor, knots: Tensor, dim: int, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """With `dim` last and in the compute dtype: x, where it is masked, and sigma(x)."""
+    dtype = dtypes.compute_dtype(x.dtype)
+    masked = masking.masked(x)
+    if mask is not None:
+        masked = masked | ~mask
+    x, masked = x.movedim(dim, -1), masked.movedim(dim, -1)
+    # sigma of a masked entry is never taken: not even its gradient could be kept clean of inf and NaN
+    safe = torch.where(masked, 0.0, x.to(dtype))
+    return x.to(dtype), masked, sigma(safe, coefs.to(dtype), knots.to(dtype))
+
+
+def modulate(x: Tensor, coefs: Tensor, knots: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+    """sigma(x); masked entries pass through unchanged and without gradient."""
+    wide, masked, modulated = _prepare(x, coefs, knots, -1, None)
+    return torch.where(masked, wide.detach(), modulated).to(dtype or x.dtype)
+
+
+def multimax(
+    x: Tensor,
+    coefs: Tensor,
+    knots: Tensor,
+    *,
+    dim: int = -1,
+    mask: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """softmax(sigma(x)); masked entries, and rows without any others, are 0."""
+    _, masked, modulated = _prepare(x, coefs, knots, dim, mask)
+    # a row without entries gets a softmax all the same, to have no NaN in it, and is zeroed with the rest
+    scores = torch.where(masked & ~masked.all(-1, keepdim=True), float("-inf"), modulated)
+    weights = torch.where(masked, 0.0, torch.softmax(scores, -1))
+    return weights.to(dtype or x.dtype).movedim(-1, dim)
+
+
+def log_multimax(
+    x: Tensor,
+    coefs: Tensor,
+    knots: Tensor,
+    *,
+    dim: int = -1,
+    mask: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """log softmax(sigma(x)); masked entries, and rows without any others, are -inf."""
+    _, masked, modulated = _prepare(x, coefs, knots, dim, mask)
+    scores = torch.where(masked & ~masked.all(-1, keepdim=True), float("-inf"), modulated)
+    return torch.where(masked, float("-inf"), torch.log_softmax(scores, -1)).to(dtype or x.dtype).movedim(-1, dim)
+
+
+def scores(x: Tensor, coefs: Tensor, knots: Tensor) -> tuple[Tensor, Tensor]:
+    """Which entries are masked, and sigma(x), -inf there."""
+    _, masked, modulated = _prepare(x, coefs, knots, -1, None)
+    return masked, torch.where(masked, float("-inf"), modulated)
+
+
+def why_not(call: RowsCall) -> str | None:
+    """Nothing keeps the formulas from any call."""
+    return None
+
+
+def run(call: RowsCall) -> Tensor:
+    """The row function of that kind, in the dtype that torch.softmax would give."""
+    dtype = dtypes.softmax_dtype(call.x)
+    if KINDS[call.kind] == "modulate":
+        return modulate(call.x, call.coefs, call.knots, dtype=dtype)
+    function = multimax if KINDS[call.kind] == "multimax" else log_multimax
+    return function(call.x, call.coefs, call.knots, dim=call.dim, mask=call.mask, dtype=dtype)
