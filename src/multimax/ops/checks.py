@@ -1,5 +1,7 @@
 """Every check on arguments, once: what was expected, what came, and the remedy where there is one."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -37,7 +39,8 @@ def tensor(name: str, value: object) -> None:
     if value.dtype not in DTYPES:
         allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
         raise TypeError(f"multimax: expected {name} of dtype {allowed}, got {value.dtype}; convert it with .float()")
-    dense(name, value)
+    if value.layout != torch.strided or value.is_nested:
+        dense(name, value)
 
 
 def module(model: object) -> None:
@@ -145,6 +148,13 @@ def mask_for(x: Tensor, mask: object) -> Tensor | None:
         ) from None
 
 
+def real(name: str, value: object) -> float:
+    """A number, or what turns into one, such as a tensor without dims."""
+    if isinstance(value, (bool, str, bytes)) or not hasattr(value, "__float__"):
+        raise TypeError(f"multimax: expected {name} to be a number, got {type(value).__name__}")
+    return float(value)
+
+
 def number(name: str, value: object, low: float, high: float) -> float:
     """A number of an interval, its ends included."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
@@ -213,15 +223,15 @@ def heads_to_learn(heads: object, learn: bool) -> None:
 
 def attention_inputs(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool, shapes: str) -> None:
     """Query, key and value that belong together; heads on dim -3, entries on -1, lengths on -2."""
-    for name, own in (("query", query), ("key", key), ("value", value)):
-        tensor(name, own)
-        if own.ndim < 2:
-            raise ValueError(f"multimax: expected {name} of shape {shapes}, got {shape(own)}")
-        same_device(name, own, query)
-        if own.dtype != query.dtype:
-            raise TypeError(f"multimax: expected {name} of the query's dtype, {query.dtype}, got {own.dtype}")
-        if own.ndim != query.ndim:
-            raise ValueError(f"multimax: expected {name} of as many dims as the query, {query.ndim}, got {own.ndim}")
+    for name, t in (("query", query), ("key", key), ("value", value)):
+        if t.ndim < 2:
+            raise ValueError(f"multimax: expected {name} of shape {shapes}, got {shape(t)}")
+        if t.device != query.device:
+            same_device(name, t, query)
+        if t.dtype != query.dtype:
+            raise TypeError(f"multimax: expected {name} of the query's dtype, {query.dtype}, got {t.dtype}")
+        if t.ndim != query.ndim:
+            raise ValueError(f"multimax: expected {name} of as many dims as the query, {query.ndim}, got {t.ndim}")
     if key.shape[-1] != query.shape[-1]:
         raise ValueError(
             f"multimax: expected key of the query's last size, {query.shape[-1]}, got {shape(key)} for {shape(query)}"
@@ -230,7 +240,7 @@ def attention_inputs(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool
         raise ValueError(f"multimax: expected value of the key's length, {key.shape[-2]}, got {shape(value)}")
     if query.ndim < 3:
         return
-    heads, key_heads, value_heads = (own.shape[-3] for own in (query, key, value))
+    heads, key_heads, value_heads = query.shape[-3], key.shape[-3], value.shape[-3]
     if key_heads != value_heads:
         raise ValueError(f"multimax: expected value of as many heads as the key, {key_heads}, got {value_heads}")
     if enable_gqa:
@@ -241,11 +251,36 @@ def attention_inputs(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool
         raise ValueError(f"multimax: expected key of as many heads as the query, {heads}, got {key_heads}{remedy}")
 
 
-def attention_parameters(query: Tensor, coefs: Tensor, knots: Tensor, heads: int) -> None:
-    """One set, or one a head."""
+def batch_shape(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, ...]:
+    """The batch dims of query, key and value, (..., H, L, D), broadcast."""
+    batch = query.shape[:-3]
+    if batch == key.shape[:-3] == value.shape[:-3]:
+        return batch
+    try:
+        broadcast: torch.Size = torch.broadcast_shapes(batch, key.shape[:-3], value.shape[:-3])
+        return broadcast
+    except RuntimeError:
+        raise ValueError(
+            "multimax: expected query, key and value with batch dims that broadcast, got "
+            f"{shape(query)}, {shape(key)} and {shape(value)}"
+        ) from None
+
+
+def packed(query: object, key: object, value: object) -> None:
+    """Query, key and value of packed sequences."""
+    for name, t in (("query", query), ("key", key), ("value", value)):
+        tensor(name, t)
+        assert isinstance(t, Tensor)
+        if t.ndim != 3:
+            raise ValueError(f"multimax: expected {name} of shape (all rows, heads, size), got {shape(t)}")
+
+
+def attention_parameters(query: Tensor, coefs: Tensor, knots: Tensor) -> None:
+    """One set, or one per head, for a query of (B, H, Lq, D)."""
     pair(coefs, knots)
     same_device("coefs", coefs, query)
     same_device("knots", knots, query)
+    heads = query.shape[1]
     if coefs.ndim > 3 or (coefs.ndim == 3 and coefs.shape[0] not in (1, heads)):
         raise ValueError(
             f"multimax: expected coefs of shape (order, 2) or ({heads}, order, 2) for {heads} heads, got {shape(coefs)}"
@@ -280,22 +315,44 @@ def window_bounds(window: object) -> tuple[int, int]:
     return left, right
 
 
-def starts(name: str, value: object, query: Tensor) -> None:
-    """Where packed sequences begin and end."""
-    if not isinstance(value, Tensor) or value.dtype not in (torch.int32, torch.int64) or value.ndim != 1:
-        got = f"{value.dtype} of shape {shape(value)}" if isinstance(value, Tensor) else type(value).__name__
-        raise TypeError(f"multimax: expected {name} to be a tensor of int32 or int64 of shape (B + 1,), got {got}")
-    same_device(name, value, query)
-    if value.shape[0] < 1:
-        raise ValueError(f"multimax: expected {name} of shape (B + 1,), got {shape(value)}")
+def starts(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, query: Tensor, key: Tensor) -> None:
+    """Where packed sequences begin and end, for a query of (1, H, all queries, D) and a key likewise."""
+    for name, value in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        if not isinstance(value, Tensor) or value.dtype not in (torch.int32, torch.int64) or value.ndim != 1:
+            got = f"{value.dtype} of shape {shape(value)}" if isinstance(value, Tensor) else type(value).__name__
+            raise TypeError(f"multimax: expected {name} to be a tensor of int32 or int64 of shape (B + 1,), got {got}")
+        same_device(name, value, query)
+        if value.shape[0] < 1:
+            raise ValueError(f"multimax: expected {name} of shape (B + 1,), got {shape(value)}")
+    if cu_seqlens_q.shape != cu_seqlens_k.shape:
+        raise ValueError(
+            f"multimax: expected cu_seqlens_k of the shape of cu_seqlens_q, {shape(cu_seqlens_q)}, "
+            f"got {shape(cu_seqlens_k)}"
+        )
+    if not torch.compiler.is_compiling():  # the kernels look too, but know no Python errors
+        rising("cu_seqlens_q", cu_seqlens_q, query.shape[2])
+        rising("cu_seqlens_k", cu_seqlens_k, key.shape[2])
 
 
-def rising(name: str, value: Tensor, total: int) -> list[int]:
-    """The starts' values: from 0 to the number of rows, none below its predecessor."""
+def rising(name: str, value: Tensor, total: int) -> None:
+    """Starts that go from 0 to the number of rows, none below its predecessor."""
     values: list[int] = value.tolist()
     if values[0] != 0 or values[-1] != total or sorted(values) != values:
         raise ValueError(f"multimax: expected {name} to rise from 0 to {total}, the number of its rows, got {values}")
-    return values
+
+
+def partial_results(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> None:
+    """Attention over parts of the keys: outputs of one shape, and their log-sums."""
+    if not outputs or len(outputs) != len(lses):
+        raise ValueError(f"multimax: expected as many lses as outputs, got {len(lses)} and {len(outputs)}")
+    for out, lse in zip(outputs, lses, strict=True):
+        tensor("outputs", out)
+        tensor("lses", lse)
+        if out.shape != outputs[0].shape or lse.shape != out.shape[:-1]:
+            raise ValueError(
+                f"multimax: expected outputs of one shape, {shape(outputs[0])}, with lses of that shape but its "
+                f"last dim, got {shape(out)} with {shape(lse)}"
+            )
 
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -354,18 +411,51 @@ def target_values(value: Tensor, classes: int, ignore_index: int) -> None:
         raise ValueError(f"multimax: expected target probabilities that sum to 1 in each row, got a sum off by {off:g}")
 
 
+def logits(value: object) -> None:
+    """Logits with a dim of classes."""
+    tensor("input", value)
+    assert isinstance(value, Tensor)
+    if value.ndim < 1:
+        raise ValueError(f"multimax: expected input of shape (C,), (R, C) or (R, C, ...), got {shape(value)}")
+
+
+def loss_options(reduction: object, label_smoothing: object, z_loss: object) -> None:
+    """How a loss is put together."""
+    choice("reduction", reduction, REDUCTIONS)
+    number("label_smoothing", label_smoothing, 0, 1)
+    number("z_loss", z_loss, 0, float("inf"))
+
+
+def rows_of_a_chunk(chunk: int) -> None:
+    """How many rows' logits are held at once."""
+    integer("chunk", chunk)
+    if chunk < 1:
+        raise ValueError(f"multimax: expected chunk of at least 1 row, got {chunk}")
+
+
+def whole_rows(target: Tensor, places: tuple[int, ...]) -> None:
+    """What a weight in parts over processes can be used with."""
+    if target.is_floating_point() or places:
+        raise ValueError(
+            "multimax: expected class indices and a weight (classes, in_features) with one in parts over processes"
+        )
+
+
 def class_weight(value: object, x: Tensor, classes: int) -> None:
-    """A weight a class."""
+    """None, or one weight per class."""
+    if value is None:
+        return
     tensor("weight", value)
     assert isinstance(value, Tensor)
     same_device("weight", value, x)
     if tuple(value.shape) != (classes,):
-        raise ValueError(f"multimax: expected weight of shape ({classes},), one a class, got {shape(value)}")
+        raise ValueError(f"multimax: expected weight of shape ({classes},), one per class, got {shape(value)}")
+    if value.requires_grad and torch.is_grad_enabled():
+        raise ValueError("multimax: expected weight without gradient, as torch does; detach it")
 
 
 def linear(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, autocast: bool) -> None:
-    """Hidden states and a layer that belong together; of any dtypes under autocast."""
-    tensor("input", input)
+    """Hidden states, checked before, and a layer that belong together; of any dtypes under autocast."""
     tensor("linear_weight", linear_weight)
     if input.ndim < 1:
         raise ValueError(f"multimax: expected input of shape (..., in_features), got {shape(input)}")

@@ -6,6 +6,7 @@ None, and ``run(call)``. To add one, write the module and name it in the table.
 
 import sys
 import warnings
+from functools import cache
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -13,6 +14,12 @@ from multimax.ops import checks, kernels
 
 # In the order in which "auto" tries them. The reference comes last, and can run anything.
 TABLE = {
+    "attention": {"cpu": "multimax.ops.attention.cpu", "reference": "multimax.ops.attention.reference"},
+    "loss": {
+        "cpu": "multimax.ops.loss.cpu",
+        "torch": "multimax.ops.loss.plain",
+        "reference": "multimax.ops.loss.reference",
+    },
     "rows": {"cpu": "multimax.ops.rows.cpu", "reference": "multimax.ops.rows.reference"},
 }
 NAMES = ("auto", "reference", "cpu", "triton")
@@ -30,6 +37,7 @@ class Implementation(Protocol):
         """The operation's result."""
 
 
+@cache
 def load(operation: str) -> dict[str, Any]:
     """An operation's implementations by name, imported."""
     return {name: import_module(module) for name, module in TABLE[operation].items()}

@@ -15,7 +15,14 @@ from torch import Tensor
 from multimax.ops import kernels  # noqa: F401  # TEMPORARY
 
 LIBRARY = torch.library.Library("multimax", "FRAGMENT")
+
+
+class Mutable:
+    """The type of an argument that an operator writes to."""
+
+
 TYPES: dict[Any, str] = {
+    Mutable: "Tensor(a!)",
     Tensor: "Tensor",
     Tensor | None: "Tensor?",
     bool: "bool",
@@ -27,7 +34,7 @@ TYPES: dict[Any, str] = {
 }
 
 
-def define(name: str, call: type, returns: int, fake: Callable[..., Any]) -> None:
+def define(name: str, call: type, returns: int, fake: Callable[..., Any], **more: type) -> None:
     """Defines ``multimax::name``, which takes the fields of a call and returns so many tensors.
 
     Args:
@@ -35,8 +42,9 @@ def define(name: str, call: type, returns: int, fake: Callable[..., Any]) -> Non
         call: a NamedTuple with fields of the types above.
         returns: how many tensors.
         fake: computes results without values from the same arguments, for the compiler.
+        more: arguments after those of the call, with their types.
     """
-    arguments = ", ".join(f"{TYPES[hint]} {field}" for field, hint in get_type_hints(call).items())
+    arguments = ", ".join(f"{TYPES[hint]} {field}" for field, hint in (get_type_hints(call) | more).items())
     with contextlib.suppress(RuntimeError):  # TEMPORARY
         LIBRARY.define(f"{name}({arguments}) -> ({', '.join(['Tensor'] * returns)})")
     torch.library.register_fake(f"multimax::{name}", fake, lib=LIBRARY)

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from multimax.ops import checks, observing
-from multimax.ops.attention.api import Inputs, Window, inputs, multimax_attention, scale_of
+from multimax.ops.attention.api import multimax_attention
 from multimax.ops.attention.blocks import query_slices
+from multimax.ops.attention.inputs import Inputs, Window, inputs, scale_of
 from multimax.ops.attention.reference import band
 from multimax.ops.dtypes import compute_dtype, without_autocast
 from multimax.ops.masking import takes_part

@@ -567,12 +567,20 @@ SQUARE = (2, 4, 9, 16)
         ({"key": torch.zeros(3, 4, 9, 16)}, ValueError, "with batch dims that broadcast"),
         ({"impl": "gpu"}, ValueError, "expected impl to be one of"),
         ({"query": torch.zeros(2)}, ValueError, "expected query of shape (..., H, L, D), got (2,)"),
+        ({"is_causal": "no"}, TypeError, "expected is_causal to be True or False, got 'no'"),
+        ({"is_causal": 1}, TypeError, "expected is_causal to be True or False, got 1"),
+        ({"enable_gqa": None}, TypeError, "expected enable_gqa to be True or False, got None"),
+        ({"return_lse": "yes"}, TypeError, "expected return_lse to be True or False, got 'yes'"),
+        ({"scale": "a"}, TypeError, "expected scale to be a number, got str"),
+        ({"scale": True}, TypeError, "expected scale to be a number, got bool"),
+        ({"scale": [1.0]}, TypeError, "expected scale to be a number, got list"),
     ],
     ids=str,
 )
-def test_bad_input(change: dict[str, Any], error: type[Exception], words: str) -> None:
+@pytest.mark.parametrize("impl", ["auto", "reference"])
+def test_bad_input(change: dict[str, Any], error: type[Exception], words: str, impl: str) -> None:
     arguments: dict[str, Any] = {name: torch.zeros(SQUARE) for name in ("query", "key", "value")}
-    arguments |= {"coefs": torch.zeros(2, 2), "knots": torch.zeros(2, 2), **change}
+    arguments |= {"coefs": torch.zeros(2, 2), "knots": torch.zeros(2, 2), "impl": impl, **change}
     with pytest.raises(error) as caught:
         multimax_attention(**arguments)
     assert str(caught.value).startswith("multimax: ")

@@ -11,9 +11,10 @@ from torch import Tensor
 
 import multimax
 from machine import needs_kernels
-from multimax.ops import kernels as ops
-from multimax.ops.loss import chunks as loss_chunks
-from multimax.ops.rows import reference
+from multimax.ops import kernels
+from multimax.ops.loss import chunks, cpu, reference
+from multimax.ops.loss.call import LinearGrads, LinearLossCall, LossBackwardCall, LossCall
+from multimax.ops.rows import reference as rows_reference
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -52,7 +53,7 @@ def exact_loss(x: Tensor, target: Tensor, coefs: Tensor, knots: Tensor, **option
         options.get("z_loss", 0.0),
     )
     # sigma, and then torch: softmax(sigma(x)) is what the paper defines
-    s = reference.modulate(x, coefs, knots)
+    s = rows_reference.modulate(x, coefs, knots)
     loss = F.cross_entropy(s, target, weight, ignore_index=ignore, reduction=reduction, label_smoothing=smoothing)
     if z_loss:
         extra = z_loss * torch.logsumexp(s, -1).square()
@@ -85,13 +86,10 @@ def name_of(options: dict[str, Any]) -> str:
 class TestExact:
     """In float64, to 1e-10, against torch's own loss of sigma(x)."""
 
-    @pytest.mark.parametrize("impl", ["auto", "reference", "plain"])
+    @pytest.mark.parametrize("impl", ["auto", "reference", "torch"])
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("options", OPTIONS, ids=name_of)
-    def test_logits(self, impl: str, kind: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-        if impl == "plain":
-            monkeypatch.setattr(multimax.ops.loss.api, "_path", lambda *_: "plain")
-            impl = "auto"
+    def test_logits(self, impl: str, kind: str, options: dict[str, Any]) -> None:
         rows, classes = 13, 37
         options = {**options, "weight": torch.rand(classes).double() if options["weight"] else None}
         target = make_target(kind, rows, classes, torch.float64)
@@ -104,16 +102,11 @@ class TestExact:
         for own, judge in zip(gradients(loss, upstream, [x, *params]), expected, strict=True):
             torch.testing.assert_close(own, judge, rtol=1e-10, atol=1e-10)
 
-    @pytest.mark.parametrize("impl", ["auto", "reference", "plain"])
+    @pytest.mark.parametrize("impl", ["auto", "reference", "torch"])
     @pytest.mark.parametrize("chunk", [None, 1, 5])
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("options", OPTIONS, ids=name_of)
-    def test_hidden_states(
-        self, impl: str, chunk: int | None, kind: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        if impl == "plain":
-            monkeypatch.setattr(multimax.ops.loss.api, "_path", lambda *_: "plain")
-            impl = "auto"
+    def test_hidden_states(self, impl: str, chunk: int | None, kind: str, options: dict[str, Any]) -> None:
         rows, width, classes = 13, 6, 37
         options = {**options, "weight": torch.rand(classes).double() if options["weight"] else None}
         target = make_target(kind, rows, classes, torch.float64)
@@ -237,7 +230,8 @@ class TestAsGoodAsEager:
         counted = 24 if target.is_floating_point() else int((target != -100).sum())
 
         def plain(x: Tensor, coefs: Tensor, knots: Tensor) -> Tensor:
-            losses = reference.cross_entropy(x, target, coefs, knots, None, -100, smoothing)[0]
+            call = LossCall(x, target, coefs, knots, None, -100, smoothing, "reference", False)
+            losses = reference.cross_entropy(call)[0]
             return (losses.sum() / counted).to(x.dtype)
 
         def fused(x: Tensor, coefs: Tensor, knots: Tensor) -> Tensor:
@@ -295,13 +289,11 @@ class TestKernels:
                 target[0, classes // 2] = 0
             weight = torch.rand(classes)
             results = []
-            for impl in ("cpu", "plain"):
-                setting = loss_chunks.Setting(weight, -100, 0.0, impl, True)
-                rows, saved = loss_chunks.rows_of_logits(x, target, coefs, knots, setting)
+            for impl in ("cpu", "torch"):
+                call = LossCall(x, target, coefs, knots, weight, -100, 0.0, impl, True)
+                rows, saved = chunks.rows_of_logits(call)
                 scale = torch.rand(3, generator=torch.Generator().manual_seed(1)).double()
-                grads = loss_chunks.rows_of_logits_backward(
-                    scale, scale / 2, x, target, coefs, knots, saved, setting, True
-                )
+                grads = chunks.rows_of_logits_backward(LossBackwardCall(scale, scale / 2, *call, saved, True))
                 results.append([*rows, *grads])
             exact = 1e-10 if dtype == torch.float64 else 2e-5
             for i, (own, judge) in enumerate(zip(*results, strict=True)):
@@ -314,12 +306,12 @@ class TestKernels:
         x = torch.randn(5, 300)
         coefs, knots = parameters()
         target = make_target("ignored", 5, 300)
-        setting = loss_chunks.Setting(None, -100, 0.1, "cpu", False)
-        sums = loss_chunks._sums(x, target, coefs, knots, setting)
+        logits = LossCall(x, target, coefs, knots, None, -100, 0.1, "cpu", False).logits()
+        sums = cpu.sums(logits)
         scale = torch.rand(5).double()
         apart, both = torch.empty_like(x), x.clone()
-        one = loss_chunks._gradients(x, target, coefs, knots, setting, sums[:2], scale, scale, True, apart)
-        two = loss_chunks._gradients(both, target, coefs, knots, setting, sums[:2], scale, scale, True, both)
+        one = cpu.gradients(logits, sums[:2], scale, scale, True, apart)
+        two = cpu.gradients(logits._replace(x=both), sums[:2], scale, scale, True, both)
         assert torch.equal(apart, both)
         assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
 
@@ -449,18 +441,16 @@ class TestEdges:
                 p = torch.softmax(x[:, :2], -1)
                 torch.testing.assert_close(found[1].entropy, -(p * p.log()).sum(-1))
 
-    @pytest.mark.parametrize("impl", ["auto", "plain"])
+    @pytest.mark.parametrize("impl", ["auto", "torch"])
     @pytest.mark.parametrize("kind", KINDS)
-    def test_an_offset_costs_no_digits(self, impl: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        if impl == "plain":
-            monkeypatch.setattr(multimax.ops.loss.api, "_path", lambda *_: "plain")
+    def test_an_offset_costs_no_digits(self, impl: str, kind: str) -> None:
         x = torch.randn(20, 500).round(decimals=2) + 1024
         target = make_target(kind, 20, 500)
         exact = F.cross_entropy(
             x.double(), target.double() if target.is_floating_point() else target, label_smoothing=0.1
         )
         theirs = F.cross_entropy(x, target, label_smoothing=0.1)
-        own = multimax.multimax_cross_entropy(x, target, *zero(), label_smoothing=0.1)
+        own = multimax.multimax_cross_entropy(x, target, *zero(), label_smoothing=0.1, impl=impl)
         assert (own - exact).abs() <= 2 * (theirs - exact).abs() + 1e-6
 
     def test_places(self) -> None:
@@ -666,19 +656,12 @@ class TestTraining:
                 return out
 
         h, w = torch.randn(64, 8), torch.randn(997, 8)
-        setting = loss_chunks.Setting(None, -100, 0.0, "plain" if ops.unavailable else "cpu", True)
+        impl = "torch" if kernels.unavailable else "cpu"
+        tensors = (h, w, None, torch.randint(997, (64,)), *parameters(), None)
+        call = LinearLossCall(*tensors, -100, 0.0, impl, True, 0, 997, "", 16, torch.float32)
         with Watch():
-            loss_chunks.rows_of_linear(
-                h,
-                w,
-                None,
-                torch.randint(997, (64,)),
-                *parameters(),
-                setting,
-                16,
-                torch.float32,
-                lambda rows, log_sum: (torch.ones_like(log_sum), log_sum),
-                (True,) * 5,
+            chunks.rows_of_linear(
+                call, lambda rows, log_sum: (torch.ones_like(log_sum), log_sum), LinearGrads(*(True,) * 5)
             )
         assert (16, 997) in sizes
         assert all(min(size) <= 16 or size == (997,) for size in sizes)
@@ -789,6 +772,12 @@ class TestErrors:
             ({"chunk": 1.5}, "expected chunk to be an int"),
             ({"reduction": "average"}, "expected reduction"),
             ({"weight": torch.ones(3)}, "expected weight"),
+            ({"input": [1.0]}, "expected input to be a tensor, got list"),
+            ({"return_stats": 1}, "expected return_stats to be True or False, got 1"),
+            (
+                {"impl": "plain"},
+                "expected impl to be one of 'auto', 'reference', 'cpu', 'triton', 'torch', got 'plain'",
+            ),
         ],
         ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
     )
@@ -811,6 +800,8 @@ class TestErrors:
         with pytest.raises(RuntimeError, match="no gradient to the target"):
             multimax.multimax_cross_entropy(x, target, *parameters(), impl="cpu")
         multimax.multimax_cross_entropy(x, target, *parameters()).backward()
+        with pytest.raises(RuntimeError, match="impl='torch' cannot run: the loss kernels give no gradient"):
+            multimax.multimax_cross_entropy(x, target, *parameters(), impl="torch")
         expected = -multimax.log_multimax(x, *parameters()) / 3
         torch.testing.assert_close(target.grad, expected)
 

@@ -1,17 +1,18 @@
 """Scores and weights that fused attention never holds, computed again for those who watch, a few queries at a time.
 
-Shapes: B batches, H query heads, Hkv key heads, Lq queries, Lk keys, D entries a head, q queries of a block.
+Shapes: B batches, H query heads, Hkv key heads, Lq queries, Lk keys, q queries of a block.
 """
 
 import math
 from collections.abc import Iterator
-from itertools import pairwise
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from multimax.ops import dtypes, masking, observing
 from multimax.ops.attention import reference
+from multimax.ops.attention.call import AttentionCall
 
 # Scores in a block, unless one query of each head has more: some tens of MB with what is computed from them.
 ELEMENTS = 2**21
@@ -36,18 +37,12 @@ def _of_rows(t: Tensor | None, rows: slice) -> Tensor | None:
     return t if t is None or t.shape[2] == 1 else t[:, :, rows]
 
 
-def _block(
-    query: Tensor,
-    key: Tensor,
-    coefs: Tensor,
-    knots: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    inside: Tensor,
-    scale: float,
-) -> observing.Block:
-    with dtypes.without_autocast(query.device):
-        x = scale * (query @ key.transpose(-1, -2))  # (B, H, q, Lk)
+def _block(call: AttentionCall, inside: Tensor) -> observing.Block:
+    """Scores, weights and what takes part, of a call in the compute dtype with a mask and a bias for its queries and
+    as many key heads as query heads; ``inside`` is its band."""
+    with dtypes.without_autocast(call.query.device):
+        x = call.scale * (call.query @ call.key.transpose(-1, -2))  # (B, H, q, Lk)
+    mask, bias = call.mask, call.bias
     part = inside.expand(x.shape)
     if mask is not None and mask.dtype == torch.bool:
         mask = mask & inside
@@ -57,58 +52,29 @@ def _block(
         part = part & masking.takes_part(mask)
     else:
         mask = inside
-    weights, _ = reference.attention_weights(x, coefs, knots, mask, bias, False, -1, -1)
+    weights, _ = reference.attention_weights(x, call.coefs, call.knots, mask, bias, False, -1, -1)
     if bias is not None:
         part = part & masking.takes_part(bias)
         x = x + bias.to(x.dtype)
     return x, weights, part & masking.takes_part(x)
 
 
-def multimax_blocks(
-    query: Tensor,
-    key: Tensor,
-    coefs: Tensor,
-    knots: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    scale: float,
-    causal: bool,
-    left: int,
-    right: int,
-) -> Iterator[observing.Block]:
-    """Scores, weights and what takes part; arguments as for :func:`multimax.reference.attention`."""
+def blocks_of(call: AttentionCall) -> Iterator[observing.Block]:
+    """Scores, weights and what takes part, a few queries at a time."""
+    query, key = call.query, call.key
     dtype = dtypes.compute_dtype(query.dtype)
     shape = (*query.shape[:3], key.shape[2])
     key = key.to(dtype).repeat_interleave(query.shape[1] // max(key.shape[1], 1), 1)  # (B, H, Lk, D)
     for rows in query_slices(shape):
-        inside = reference.band(shape[2], shape[3], causal, left, right, query.device, rows)
-        own = _of_rows(mask, rows), _of_rows(bias, rows)
-        yield _block(query[:, :, rows].to(dtype), key, coefs, knots, *own, inside, scale)
+        inside = reference.band(shape[2], shape[3], call.causal, call.left, call.right, query.device, rows)
+        part = call._replace(
+            query=query[:, :, rows].to(dtype), key=key, mask=_of_rows(call.mask, rows), bias=_of_rows(call.bias, rows)
+        )
+        yield _block(part, inside)
 
 
-def report(
-    query: Tensor,
-    key: Tensor,
-    coefs: Tensor,
-    knots: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    *options: float,
-) -> None:
-    """Tells of one call of attention; ``options`` are scale, causal, left and right."""
-    scale, causal, left, right = options
-    settings = (float(scale), bool(causal), int(left), int(right))
-
-    def blocks() -> Iterator[observing.Block]:
-        return multimax_blocks(query, key, coefs, knots, mask, bias, *settings)
-
-    observing.report(coefs.shape[-2], (*query.shape[:3], key.shape[2]), blocks)
-
-
-def report_packed(
-    query: Tensor, key: Tensor, coefs: Tensor, knots: Tensor, query_starts: Tensor, key_starts: Tensor, *options: float
-) -> None:
-    """Tells of packed sequences, (1, H, all rows, D), one after the other."""
-    bounds = zip(pairwise(query_starts.tolist()), pairwise(key_starts.tolist()), strict=True)
-    for (q_first, q_end), (k_first, k_end) in bounds:
-        report(query[:, :, q_first:q_end], key[:, :, k_first:k_end], coefs, knots, None, None, *options)
+def report(call: AttentionCall) -> None:
+    """Tells those who watch of one call of attention, or of each of its packed sequences."""
+    for each in [call] if call.query_starts is None else reference.sequences(call):
+        shape = (*each.query.shape[:3], each.key.shape[2])
+        observing.report(each.coefs.shape[-2], shape, partial(blocks_of, each))

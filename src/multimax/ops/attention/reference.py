@@ -3,10 +3,14 @@
 Shapes: B batches, H query heads, Hkv key heads, Lq queries, Lk keys, D and Dv entries per head.
 """
 
+from collections.abc import Iterator
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
 from multimax.ops import dtypes, masking
+from multimax.ops.attention.call import AttentionCall
 from multimax.ops.rows.reference import sigma
 
 
@@ -67,7 +71,7 @@ def attention_weights(
     left: int,
     right: int,
 ) -> tuple[Tensor, Tensor]:
-    """Weights of the scores x, (B, H, Lq, Lk), and the log-sum of each row; arguments as for :func:`attention`."""
+    """Weights of the scores x, (B, H, Lq, Lk), and the log-sum of each row; arguments as in an AttentionCall."""
     dtype = x.dtype
     masked = ~band(x.shape[2], x.shape[3], causal, left, right, x.device).expand(x.shape)
     if bias is not None:
@@ -92,36 +96,47 @@ def attention_weights(
     return torch.where(masked, 0.0, torch.softmax(s, -1)), lse
 
 
-def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    coefs: Tensor,
-    knots: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    seed: Tensor | None,
-    dropout_p: float,
-    scale: float,
-    causal: bool,
-    left: int,
-    right: int,
-    *,
-    first_head: int = 0,
-) -> tuple[Tensor, Tensor]:
-    """Attention with MultiMax in the place of softmax, and the log-sum of each row.
-
-    query (B, H, Lq, D), key (B, Hkv, Lk, D), value (B, Hkv, Lk, Dv) with H a multiple of Hkv; mask (boolean, or added
-    after sigma) and bias (added before) broadcast to (B, H, Lq, Lk); seed for dropout, None for none. Heads are counted
-    from first_head on for dropout. Returns (B, H, Lq, Dv) and, in the compute dtype, (B, H, Lq).
-    """
+def attention(call: AttentionCall, first_head: int = 0) -> tuple[Tensor, Tensor]:
+    """Attention with MultiMax instead of softmax, (B, H, Lq, Dv), and, in the compute dtype, the log-sum of each row,
+    (B, H, Lq). Packed sequences are `run`'s matter. Heads are counted from first_head on for dropout."""
+    query, key, value = call.query, call.key, call.value
     dtype = dtypes.compute_dtype(query.dtype)
     group = query.shape[1] // max(key.shape[1], 1)
     key, value = (t.to(dtype).repeat_interleave(group, 1) for t in (key, value))
-    x = scale * (query.to(dtype) @ key.transpose(-1, -2))  # (B, H, Lq, Lk)
-    weights, lse = attention_weights(x, coefs, knots, mask, bias, causal, left, right)
-    if seed is not None:
+    x = call.scale * (query.to(dtype) @ key.transpose(-1, -2))  # (B, H, Lq, Lk)
+    weights, lse = attention_weights(
+        x, call.coefs, call.knots, call.mask, call.bias, call.causal, call.left, call.right
+    )
+    if call.seed is not None:
         b, h, queries, keys = x.shape
         heads = first_head + torch.arange(b * h, device=x.device)
-        weights = weights * dropout(seed, dropout_p, heads, queries, keys).reshape(x.shape).to(dtype)
+        weights = weights * dropout(call.seed, call.dropout_p, heads, queries, keys).reshape(x.shape).to(dtype)
     return (weights @ value).to(query.dtype), lse
+
+
+def why_not(call: AttentionCall) -> str | None:
+    """Nothing keeps the formulas from any call."""
+    return None
+
+
+def sequences(call: AttentionCall) -> Iterator[AttentionCall]:
+    """The calls of packed sequences, one after the other."""
+    assert call.query_starts is not None
+    assert call.key_starts is not None
+    bounds = zip(pairwise(call.query_starts.tolist()), pairwise(call.key_starts.tolist()), strict=True)
+    for queries, keys in bounds:
+        query = call.query[:, :, slice(*queries)]
+        key, value = call.key[:, :, slice(*keys)], call.value[:, :, slice(*keys)]
+        yield call._replace(query=query, key=key, value=value, query_starts=None, key_starts=None)
+
+
+def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
+    """Output and log-sums of a call, packed sequences one after the other."""
+    if call.query_starts is None:
+        return attention(call)
+    heads = call.query.shape[1]
+    parts = [attention(each, first_head=i * heads) for i, each in enumerate(sequences(call))]
+    if not parts:  # no sequences: nothing, of everything
+        return attention(call)
+    outs, lses = zip(*parts, strict=True)
+    return torch.cat(outs, 2), torch.cat(lses, 2)

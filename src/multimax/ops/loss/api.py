@@ -1,4 +1,4 @@
-"""Cross-entropy on sigma(logits): check the arguments, choose the path, call it.
+"""Cross-entropy on sigma(logits): check the arguments, choose an implementation, call it.
 
 Shapes: R rows (tokens), C classes, D entries of a hidden state.
 """
@@ -9,12 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from multimax.ops import checks, dtypes, operators
-from multimax.ops.loss import autograd as loss_ops
-from multimax.ops.loss import chunks as loss_chunks
-from multimax.ops.loss import reference
-from multimax.ops.rows import reference as rows_reference
-from multimax.ops.rows.api import choose
+from multimax.ops import checks, dispatch, dtypes
+from multimax.ops.layout import contiguous_rows
+from multimax.ops.loss import chunks, reference
+from multimax.ops.loss.autograd import differentiable, reduced_linear_loss
+from multimax.ops.loss.call import LinearLossCall, LossCall, Rows, group_name
+from multimax.ops.operators import traced
+
+IMPLEMENTATIONS = dispatch.load("loss")
 
 
 class LossStats(NamedTuple):
@@ -27,24 +29,6 @@ class LossStats(NamedTuple):
     log_sum: Tensor
     entropy: Tensor
     accuracy: Tensor
-
-
-def _why_not_cpu(target: Tensor) -> str | None:
-    """Why the fused path cannot run a call that the reference can."""
-    if target.requires_grad and torch.is_grad_enabled():
-        return "the loss kernels give no gradient to the target"
-    if torch._C._are_functorch_transforms_active():
-        return "the loss kernels know nothing of torch.func's transforms"
-    return None
-
-
-def _path(impl: str, device: torch.device, target: Tensor) -> str:
-    """ "cpu" for the kernels, "plain" for the same steps in plain PyTorch, or "reference" for the formulas."""
-    why_not = _why_not_cpu(target)
-    chosen = choose(impl, device, why_not)
-    if chosen == "reference" and impl == "auto" and not why_not and torch.autograd.forward_ad._current_level < 0:
-        return "plain"
-    return chosen
 
 
 def _counted(target: Tensor, ignore_index: int) -> Tensor:
@@ -63,55 +47,48 @@ def _divisor(target: Tensor, weight: Tensor | None, ignore_index: int) -> Tensor
     return torch.where(ignored, 0, weight[torch.where(ignored, 0, target)]).sum()
 
 
-def _reduced(
-    losses: Tensor,
-    log_sum: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    ignore_index: int,
-    reduction: str,
-    z_loss: float,
-) -> Tensor:
+def _reduced(rows: Rows, call: LossCall | LinearLossCall, reduction: str, z_loss: float) -> Tensor:
     """The loss from the rows' losses and log-sums."""
-    extra = z_loss * log_sum.square() if z_loss else torch.zeros_like(losses)
+    losses, target = rows.losses, call.target
+    extra = z_loss * rows.log_sum.square() if z_loss else torch.zeros_like(losses)
     if reduction == "none":
         return losses + extra
     if reduction == "sum":
         return losses.sum() + extra.sum()
-    mean = losses.sum() / _divisor(target, weight, ignore_index).to(losses.dtype)
-    return mean + extra.sum() / _counted(target, ignore_index) if z_loss else mean
+    mean = losses.sum() / _divisor(target, call.weight, call.ignore_index).to(losses.dtype)
+    return mean + extra.sum() / _counted(target, call.ignore_index) if z_loss else mean
 
 
-def _stats(rows: tuple[Tensor, ...], target: Tensor, ignore_index: int, shape: torch.Size) -> LossStats:
-    _, log_sum, entropy, best = rows
+def _scales(call: LinearLossCall, reduction: str, z_loss: float) -> tuple[Tensor, Tensor | None]:
+    """What each row's loss and squared log-sum are multiplied by in their sum."""
+    exact = dtypes.exact_dtype(call.input.device)
+    one = torch.ones((), device=call.input.device, dtype=exact)
+    if reduction == "sum":
+        return one, z_loss * one if z_loss else None
+    scale = one / _divisor(call.target, call.weight, call.ignore_index)
+    return scale, z_loss * (one / _counted(call.target, call.ignore_index)) if z_loss else None
+
+
+def _part_of(linear_weight: Tensor, group: Any) -> tuple[int, int]:
+    """The first class of this process's part of a weight, and the number of all classes."""
+    if group is None:
+        return 0, linear_weight.shape[0]
+    import torch.distributed as dist
+
+    sizes = torch.zeros(dist.get_world_size(group), dtype=torch.int64, device=linear_weight.device)
+    rank = dist.get_rank(group)
+    sizes[rank] = linear_weight.shape[0]
+    dist.all_reduce(sizes, group=group)
+    return int(sizes[:rank].sum()), int(sizes.sum())
+
+
+def _stats(rows: Rows, target: Tensor, ignore_index: int, shape: torch.Size) -> LossStats:
     wanted = target.argmax(-1) if target.is_floating_point() else target
-    hit = best == wanted
+    hit = rows.best == wanted
     if not target.is_floating_point():
         hit = hit & (target != ignore_index)
     accuracy = hit.sum() / _counted(target, ignore_index)
-    return LossStats(log_sum.detach().reshape(shape), entropy.reshape(shape), accuracy)
-
-
-def _entropy_and_best(x: Tensor, coefs: Tensor, knots: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, ...]:
-    """For the reference: what the fused path finds on its way."""
-    with torch.no_grad():
-        masked, s = rows_reference.scores(x, coefs, knots)
-        log_p = torch.where(masked, 0.0, rows_reference.log_multimax(x, coefs, knots, dtype=s.dtype))
-        entropy = -torch.where(masked | (log_p == -torch.inf), 0.0, log_p.exp() * log_p).sum(-1)
-        if not target.is_floating_point():
-            entropy = torch.where(target == ignore_index, 0.0, entropy)
-        top, best = s.max(-1)
-        return entropy, torch.where(top == -torch.inf, -1, best)
-
-
-def _options(weight: Tensor | None, x: Tensor, classes: int, reduction: str, smoothing: float, z_loss: float) -> None:
-    checks.choice("reduction", reduction, checks.REDUCTIONS)
-    checks.number("label_smoothing", smoothing, 0, 1)
-    checks.number("z_loss", z_loss, 0, float("inf"))
-    if weight is not None:
-        checks.class_weight(weight, x, classes)
-        if weight.requires_grad and torch.is_grad_enabled():
-            raise ValueError("multimax: expected weight without gradient, as torch does; detach it")
+    return LossStats(rows.log_sum.detach().reshape(shape), rows.entropy.reshape(shape), accuracy)
 
 
 @overload
@@ -162,13 +139,13 @@ def multimax_cross_entropy(
     return_stats: bool = False,
     impl: str = "auto",
 ) -> Tensor | tuple[Tensor, LossStats]:
-    r"""``torch.nn.functional.cross_entropy`` with MultiMax in the place of softmax.
+    r"""``torch.nn.functional.cross_entropy`` with MultiMax instead of softmax.
 
     .. math:: \ell = -\sum_c w_c\, q_c \log \phi(x)_c, \qquad \log \phi(x)_c = \sigma(x_c) - \log \sum_k e^{\sigma(x_k)}
 
     with class weights w and wanted probabilities q: 1 at the target's index, or the target itself, mixed with the
     uniform distribution by ``label_smoothing``. Zero ``coefs`` gives torch's loss. The kernel reads the logits once
-    forward and once backward, and keeps three numbers a row between the two.
+    forward and once backward, and keeps three numbers per row between the two.
 
     Args:
         input: logits of shape (C,), (R, C) or (R, C, d1, ..., dk); where the classes do not lie side by side in
@@ -176,14 +153,14 @@ def multimax_cross_entropy(
         target: class indices of shape (), (R,) or (R, d1, ..., dk), or class probabilities of the shape of ``input``.
         coefs: (N, 2), see :func:`multimax.multimax`.
         knots: (N, 2).
-        weight: (C,), a weight a class.
+        weight: (C,), one weight per class.
         ignore_index: rows with this target count for nothing; for indices only.
         reduction: "mean" (over the rows that count, weighted by ``weight``), "sum" or "none".
         label_smoothing: in [0, 1].
         z_loss: factor of the squared log-sum of each row that counts, added to its loss; "mean" takes its plain mean.
         return_stats: return also :class:`LossStats`: log-sum, entropy and accuracy, found on the way.
-        impl: as for :func:`multimax.multimax`. Gradients of target probabilities and torch.func's transforms go
-            through the reference.
+        impl: as for :func:`linear_multimax_cross_entropy`. Gradients of target probabilities and torch.func's
+            transforms go through the reference.
 
     Returns:
         The loss, of the input's dtype (under autocast float32); with ``return_stats`` a pair.
@@ -195,16 +172,14 @@ def multimax_cross_entropy(
         >>> multimax.multimax_cross_entropy(logits, target, coefs, knots)
         tensor(0.4854)
     """
-    checks.tensor("input", input)
-    if input.ndim < 1:
-        raise ValueError(f"multimax: expected input of shape (C,), (R, C) or (R, C, ...), got {checks.shape(input)}")
+    checks.logits(input)
     checks.one_set(input, coefs, knots)
     checks.integer("ignore_index", ignore_index)
+    checks.flag("return_stats", return_stats)
     dim = 0 if input.ndim == 1 else 1
-    classes = input.shape[dim]
     checks.target(target, input, (*input.shape[:dim], *input.shape[dim + 1 :]), tuple(input.shape), ignore_index)
-    _options(weight, input, classes, reduction, label_smoothing, z_loss)
-    path = _path(impl, input.device, target)
+    checks.loss_options(reduction, label_smoothing, z_loss)
+    checks.class_weight(weight, input, input.shape[dim])
 
     shape = target.shape
     if target.is_floating_point():
@@ -212,22 +187,11 @@ def multimax_cross_entropy(
         target = target.movedim(dim, -1).flatten(0, -2) if target.ndim > 1 else target[None]
     else:
         target = target.reshape(-1).long()
-    x = loss_chunks.side_by_side(input.movedim(dim, -1).flatten(0, -2) if input.ndim > 1 else input[None])
-    rows: tuple[Tensor, ...]
-    if path == "reference":
-        if not torch._C._are_functorch_transforms_active():
-            checks.target_values(target, classes, ignore_index)
-        losses, log_sum = reference.cross_entropy(x, target, coefs, knots, weight, ignore_index, label_smoothing)
-        rows = (losses, log_sum)
-        if return_stats:
-            rows += _entropy_and_best(x, coefs, knots, target, ignore_index)
-    else:
-        args = (x, target, coefs, knots, weight, ignore_index, label_smoothing, path, return_stats)
-        if operators.traced(x, coefs, knots):
-            rows = loss_ops.LossRows.apply(*args)[:4]
-        else:
-            rows = torch.ops.multimax.loss_rows.default(*args)[:4]
-    loss = _reduced(rows[0], rows[1], target, weight, ignore_index, reduction, z_loss)
+    x = contiguous_rows(input.movedim(dim, -1).flatten(0, -2) if input.ndim > 1 else input[None])
+    call = LossCall(x, target, coefs, knots, weight, ignore_index, label_smoothing, impl, return_stats)
+    implementation = dispatch.choose(IMPLEMENTATIONS, impl, call)
+    rows: Rows = implementation.run(call._replace(impl=implementation.NAME))
+    loss = _reduced(rows, call, reduction, z_loss)
     if dtypes.autocast_dtype(input.device) is None:
         loss = loss.to(input.dtype)
     loss = loss.reshape(shape) if reduction == "none" else loss
@@ -316,7 +280,7 @@ def linear_multimax_cross_entropy(
         coefs: (N, 2), see :func:`multimax.multimax`.
         knots: (N, 2).
         linear_bias: (C,), or the weight's shape without D; with ``group`` this process's part.
-        weight: (C,), a weight a class; with ``group`` of all classes.
+        weight: (C,), one weight per class; with ``group`` of all classes.
         ignore_index: as for :func:`multimax_cross_entropy`, like the following four; None is -100, as in torch.
         reduction: "mean", "sum" or "none".
         label_smoothing: in [0, 1].
@@ -328,8 +292,8 @@ def linear_multimax_cross_entropy(
             All processes give the same input, target (indices into the whole), parameters and options, and ask for
             the same gradients; all get the whole loss and the whole gradients of input and parameters, and each that
             of its part of the weight and bias.
-        impl: "auto", "cpu" (chunks, with the compiled kernels) or "reference" (the formulas; holds all logits).
-            Without kernels, and on other devices, "auto" takes the chunks too, in plain PyTorch.
+        impl: "auto", "cpu" (chunks, with the compiled kernels), "torch" (chunks, in plain PyTorch) or "reference"
+            (the formulas; holds all logits). Without kernels, and on other devices, "auto" takes "torch".
 
     Returns:
         The loss, of the input's dtype (under autocast float32), for "none" of shape (...); with ``return_stats`` a
@@ -345,32 +309,26 @@ def linear_multimax_cross_entropy(
         >>> layer.coefs.grad.shape
         torch.Size([2, 2])
     """
+    checks.tensor("input", input)
     autocast = dtypes.autocast_dtype(input.device)
     checks.linear(input, linear_weight, linear_bias, autocast is not None)
     checks.one_set(input, coefs, knots)
     if ignore_index is None:
         ignore_index = -100
     checks.integer("ignore_index", ignore_index)
+    checks.flag("return_stats", return_stats)
     dtype = autocast if autocast and input.dtype != torch.float64 else input.dtype
     if chunk is None:
-        chunk = loss_chunks.default_chunk(linear_weight, dtype)
-    checks.integer("chunk", chunk)
-    if chunk < 1:
-        raise ValueError(f"multimax: expected chunk of at least 1 row, got {chunk}")
+        chunk = chunks.default_chunk(linear_weight, dtype)
+    checks.rows_of_a_chunk(chunk)
     places = linear_weight.shape[1:-1]
-    first, classes = loss_ops.part_of(linear_weight, group)
+    first_class, classes = _part_of(linear_weight, group)
     shape = input.shape[:-1] + places
     checks.target(target, input, tuple(shape), (*input.shape[:-1], classes, *places), ignore_index)
-    if group is not None and (target.is_floating_point() or places):
-        raise ValueError(
-            "multimax: expected class indices and a weight (classes, in_features) with one in parts over processes"
-        )
-    _options(weight, input, classes, reduction, label_smoothing, z_loss)
-    path = _path(impl, input.device, target)
-    if group is not None and path == "reference":
-        raise RuntimeError(
-            "multimax: impl='reference' has no weight in parts over processes, and torch.func's transforms neither"
-        )
+    if group is not None:
+        checks.whole_rows(target, places)
+    checks.loss_options(reduction, label_smoothing, z_loss)
+    checks.class_weight(weight, input, classes)
     if places:
         bias = None if linear_bias is None else linear_bias.flatten()
         logits = F.linear(input, linear_weight.flatten(0, -2), bias).reshape(-1, classes, *places)
@@ -379,40 +337,34 @@ def linear_multimax_cross_entropy(
         held: Tensor | tuple[Tensor, LossStats] = multimax_cross_entropy(logits, target, coefs, knots, **options)
         return held
 
-    hidden = input.reshape(-1, input.shape[-1])
     target = target.reshape(-1, classes) if target.is_floating_point() else target.reshape(-1).long()
-    differentiable = (hidden, linear_weight, linear_bias, coefs, knots)
-    setting = (ignore_index, label_smoothing, path, return_stats, first, classes, loss_ops.group_name(group))
-    args = (*differentiable[:3], target, coefs, knots, weight, *setting, chunk, dtype)
-    loss: Tensor | None = None
-    rows: tuple[Tensor, ...]
-    if path == "reference":
-        if not torch._C._are_functorch_transforms_active():
-            checks.target_values(target, classes, ignore_index)
-        logits = F.linear(hidden, linear_weight, linear_bias)
-        losses, log_sum = reference.cross_entropy(logits, target, coefs, knots, weight, ignore_index, label_smoothing)
-        rows = (losses, log_sum)
-        if return_stats:
-            rows += _entropy_and_best(logits, coefs, knots, target, ignore_index)
-    elif operators.traced(*(t for t in differentiable if t is not None)):
-        if reduction == "none" or torch.compiler.is_compiling():
-            rows = loss_ops.LinearLoss.apply(*args)
-        else:
-            checks.target_values(target, classes, ignore_index)
-            exact = dtypes.exact_dtype(input.device)
-            scale = z_scale = torch.ones((), device=input.device, dtype=exact)
-            if reduction == "mean":
-                scale = 1 / _divisor(target, weight, ignore_index).to(exact)
-                z_scale = 1 / _counted(target, ignore_index).to(exact)
-            tensors = (target, weight, *setting, chunk, dtype)
-            rows = loss_ops.ReducedLinearLoss.apply(
-                scale, z_loss * z_scale if z_loss else None, tensors, *differentiable
-            )
-            loss = rows[0]
+    call = LinearLossCall(
+        input.reshape(-1, input.shape[-1]),
+        linear_weight,
+        linear_bias,
+        target,
+        coefs,
+        knots,
+        weight,
+        ignore_index,
+        label_smoothing,
+        impl,
+        return_stats,
+        first_class=first_class,
+        classes=classes,
+        group=group_name(group),
+        chunk=chunk,
+        dtype=dtype,
+    )
+    implementation = dispatch.choose(IMPLEMENTATIONS, impl, call)
+    call = call._replace(impl=implementation.NAME)
+    in_forward = reduction != "none" and implementation is not reference and not torch.compiler.is_compiling()
+    if in_forward and traced(*differentiable(call)):
+        rows = reduced_linear_loss(call, *_scales(call, reduction, z_loss))
+        loss = rows.losses
     else:
-        rows = torch.ops.multimax.linear_loss.default(*args)
-    if loss is None:
-        loss = _reduced(rows[0], rows[1], target, weight, ignore_index, reduction, z_loss)
+        rows = implementation.run(call)
+        loss = _reduced(rows, call, reduction, z_loss)
     if autocast is None:
         loss = loss.to(input.dtype)
     loss = loss.reshape(shape) if reduction == "none" else loss

@@ -1,163 +1,66 @@
-"""The losses as operations, which the compiler takes as they are, and their gradients."""
+"""The losses under autograd: the operators' implementation over chunks, and their gradients."""
 
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
-from multimax.ops import checks, dtypes, operators
+from multimax.ops import checks, dtypes
 from multimax.ops.loss import reference
-from multimax.ops.loss.chunks import Rows, Setting, rows_of_linear, rows_of_logits, rows_of_logits_backward
-
-# A group of processes goes by its name.
-
-_groups: WeakValueDictionary[str, Any] = WeakValueDictionary()
-
-
-def group_name(group: Any) -> str:
-    """The name by which the operations know a group; "" for none."""
-    if group is None:
-        return ""
-    _groups[group.group_name] = group
-    name: str = group.group_name
-    return name
-
-
-def part_of(linear_weight: Tensor, group: Any) -> tuple[int, int]:
-    """The first class of this process's part of a weight, and the number of all classes."""
-    if group is None:
-        return 0, linear_weight.shape[0]
-    import torch.distributed as dist
-
-    sizes = torch.zeros(dist.get_world_size(group), dtype=torch.int64, device=linear_weight.device)
-    rank = dist.get_rank(group)
-    sizes[rank] = linear_weight.shape[0]
-    dist.all_reduce(sizes, group=group)
-    return int(sizes[:rank].sum()), int(sizes.sum())
-
-
-_SETTING = "Tensor? weight, int ignore_index, float smoothing, str impl, bool full"
-_PART = "int first_class, int classes, str group"
-_LINEAR = (
-    "Tensor input, Tensor linear_weight, Tensor? linear_bias, Tensor target, Tensor coefs, Tensor knots, "
-    f"{_SETTING}, {_PART}, int chunk, ScalarType dtype"
+from multimax.ops.loss.call import (
+    LinearGrads,
+    LinearLossBackwardCall,
+    LinearLossCall,
+    LossBackwardCall,
+    LossCall,
+    Rows,
 )
-_library = torch.library.Library("multimax", "FRAGMENT")
-_library.define(
-    f"loss_rows(Tensor x, Tensor target, Tensor coefs, Tensor knots, {_SETTING})"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
-)
-_library.define(
-    "loss_rows_backward(Tensor grad_losses, Tensor grad_log_sum, Tensor x, Tensor target, Tensor coefs, Tensor knots, "
-    f"{_SETTING}, Tensor saved, bool params_grad) -> (Tensor, Tensor, Tensor)"
-)
-_library.define(f"linear_loss({_LINEAR}) -> (Tensor, Tensor, Tensor, Tensor)")
-_library.define(
-    f"linear_loss_backward(Tensor grad_losses, Tensor grad_log_sum, {_LINEAR}, bool[] needed)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
-)
+from multimax.ops.loss.chunks import rows_of_linear, rows_of_logits, rows_of_logits_backward
+from multimax.ops.operators import LIBRARY, traced
 
 
-def _setting(*args: Any) -> Setting:
-    """From an operation's arguments."""
-    weight, ignore_index, smoothing, impl, full, *part = args
-    if not part:
-        return Setting(weight, ignore_index, smoothing, impl, full)
-    first_class, classes, group = part
-    return Setting(weight, ignore_index, smoothing, impl, full, first_class, classes, _groups[group] if group else None)
+def unable(target: Tensor) -> str | None:
+    """What no implementation over these operators has."""
+    if target.requires_grad and torch.is_grad_enabled():
+        return "the loss kernels give no gradient to the target"
+    if torch._C._are_functorch_transforms_active():
+        return "the loss kernels know nothing of torch.func's transforms"
+    return None
 
 
-@torch.library.impl(_library, "loss_rows", "CompositeExplicitAutograd")
-def _(x: Tensor, target: Tensor, coefs: Tensor, knots: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    checks.target_values(target, x.shape[1], args[1])
-    rows, saved = rows_of_logits(x, target, coefs, knots, _setting(*args))
-    return *_in_compute_dtype(rows, x.dtype), saved
-
-
-@torch.library.impl(_library, "loss_rows_backward", "CompositeExplicitAutograd")
-def _(
-    grad_losses: Tensor, grad_log_sum: Tensor, x: Tensor, target: Tensor, coefs: Tensor, knots: Tensor, *args: Any
-) -> tuple[Tensor, ...]:
-    *setting, saved, params_grad = args
-    out, grad_coefs, grad_knots = rows_of_logits_backward(
-        grad_losses, grad_log_sum, x, target, coefs, knots, saved, _setting(*setting), params_grad
-    )
-    return out, grad_coefs.to(coefs.dtype), grad_knots.to(knots.dtype)
-
-
-@torch.library.impl(_library, "linear_loss", "CompositeExplicitAutograd")
+@torch.library.impl(LIBRARY, "loss_rows", "CompositeExplicitAutograd")
 def _(*args: Any) -> tuple[Tensor, ...]:
-    input, linear_weight, linear_bias, target, coefs, knots, *setting, chunk, dtype = args
-    checks.target_values(target, setting[6], setting[1])
-    rows, _ = rows_of_linear(input, linear_weight, linear_bias, target, coefs, knots, _setting(*setting), chunk, dtype)
-    return _in_compute_dtype(rows, dtype)
+    call = LossCall(*args)
+    checks.target_values(call.target, call.x.shape[1], call.ignore_index)
+    rows, saved = rows_of_logits(call)
+    return *rows.in_compute_dtype(call.x.dtype), saved
 
 
-@torch.library.impl(_library, "linear_loss_backward", "CompositeExplicitAutograd")
-def _(grad_losses: Tensor, grad_log_sum: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    input, linear_weight, linear_bias, target, coefs, knots, *setting, chunk, dtype, needed = args
-    _, grads = rows_of_linear(
-        input,
-        linear_weight,
-        linear_bias,
-        target,
-        coefs,
-        knots,
-        _setting(*setting),
-        chunk,
-        dtype,
-        lambda rows, _: (grad_losses[rows], grad_log_sum[rows]),
-        tuple(needed),
-    )
-    return tuple(input.new_empty(0) if grad is None else grad for grad in grads)
-
-
-def _in_compute_dtype(rows: Rows, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    dtype = dtypes.compute_dtype(dtype)
-    return *(t.to(dtype) for t in rows[:3]), rows.best
-
-
-def _like_rows(count: Any, like: Tensor, dtype: torch.dtype, full: bool) -> tuple[Tensor, ...]:
-    dtype = dtypes.compute_dtype(dtype)
-    some = count if full else 0
-    sizes = ((count, dtype), (count, dtype), (some, dtype), (some, torch.int64))
-    return tuple(like.new_empty(size, dtype=dtype) for size, dtype in sizes)
-
-
-@torch.library.register_fake("multimax::loss_rows", lib=_library)
-def _(x: Tensor, target: Tensor, coefs: Tensor, knots: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    operators.one_device(x, target, coefs, knots)
-    stats = torch.float64 if args[3] == "cpu" else dtypes.compute_dtype(x.dtype)
-    rows = _like_rows(x.shape[0], x, x.dtype, args[4])
-    return *rows, x.new_empty((3, x.shape[0]), dtype=stats)
-
-
-@torch.library.register_fake("multimax::loss_rows_backward", lib=_library)
-def _(
-    grad_losses: Tensor, grad_log_sum: Tensor, x: Tensor, target: Tensor, coefs: Tensor, knots: Tensor, *args: Any
-) -> tuple[Tensor, ...]:
-    size = coefs.shape if args[-1] else (0,)
-    return x.new_empty(x.shape), coefs.new_empty(size), knots.new_empty(size)
-
-
-@torch.library.register_fake("multimax::linear_loss", lib=_library)
+@torch.library.impl(LIBRARY, "loss_rows_backward", "CompositeExplicitAutograd")
 def _(*args: Any) -> tuple[Tensor, ...]:
-    input, dtype, full = args[0], args[-1], args[10]
-    operators.one_device(*args[:2], *args[3:6])
-    return _like_rows(input.shape[0], input, dtype, full)
+    call = LossBackwardCall(*args)
+    of_x, of_coefs, of_knots = rows_of_logits_backward(call)
+    return of_x, of_coefs.to(call.coefs.dtype), of_knots.to(call.knots.dtype)
 
 
-@torch.library.register_fake("multimax::linear_loss_backward", lib=_library)
-def _(grad_losses: Tensor, grad_log_sum: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    input, linear_weight, linear_bias, _, coefs, knots = args[:6]
-    needed = args[-1]
-    tensors = (input, linear_weight, linear_bias, coefs, knots)
-    return tuple(
-        t.new_empty(t.shape) if need and t is not None else input.new_empty(0)
-        for t, need in zip(tensors, needed, strict=True)
-    )
+@torch.library.impl(LIBRARY, "linear_loss", "CompositeExplicitAutograd")
+def _(*args: Any) -> tuple[Tensor, ...]:
+    call = LinearLossCall(*args)
+    checks.target_values(call.target, call.classes, call.ignore_index)
+    rows, _ = rows_of_linear(call)
+    return tuple(rows.in_compute_dtype(call.dtype))
+
+
+@torch.library.impl(LIBRARY, "linear_loss_backward", "CompositeExplicitAutograd")
+def _(*args: Any) -> tuple[Tensor, ...]:
+    backward = LinearLossBackwardCall(*args)
+
+    def upstream(rows: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+        return backward.grad_losses[rows], backward.grad_log_sum[rows]
+
+    _, grads = rows_of_linear(backward.call(), upstream, LinearGrads(*backward.needed))
+    return tuple(backward.input.new_empty(0) if grad is None else grad for grad in grads)
 
 
 def _both(grad_losses: Tensor | None, grad_log_sum: Tensor | None, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -166,7 +69,7 @@ def _both(grad_losses: Tensor | None, grad_log_sum: Tensor | None, like: Tensor)
 
 
 def _by_reference(
-    function: Callable[..., tuple[Tensor, ...]], inputs: list[Tensor | None], grads: tuple[Tensor, ...]
+    function: Callable[..., tuple[Tensor, ...]], inputs: tuple[Tensor | None, ...], grads: tuple[Tensor, ...]
 ) -> list[Tensor | None]:
     """Gradients that can be differentiated again."""
     # aliases: an input that depends on another, as with tied weights, is not to be followed back to it here
@@ -181,106 +84,106 @@ def _by_reference(
 
 
 class LossRows(torch.autograd.Function):
-    """Rows of the loss for logits (R, C)."""
+    """Rows of the loss for logits (R, C); takes the fields of a LossCall."""
 
     @staticmethod
     def forward(*args: Any) -> tuple[Tensor, ...]:
-        """As the operation."""
+        """As the operator."""
         result: tuple[Tensor, ...] = torch.ops.multimax.loss_rows.default(*args)
         return result
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        """Keeps the logits and three numbers a row."""
-        x, target, coefs, knots, weight, *ctx.setting = inputs
+        """Keeps the logits and three numbers per row."""
+        call = LossCall(*inputs)
         _, _, entropy, best, saved = output
         ctx.mark_non_differentiable(entropy, best, saved)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, target, coefs, knots, weight, saved)
+        ctx.options = (call.ignore_index, call.smoothing, call.impl, call.full)
+        ctx.save_for_backward(call.x, call.target, call.coefs, call.knots, call.weight, saved)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         """Gradients of x, coefs and knots."""
-        x, target, coefs, knots, weight, saved = ctx.saved_tensors
-        both = _both(grads[0], grads[1], saved[0].to(dtypes.compute_dtype(x.dtype)))
-        none = (None,) * (1 + len(ctx.setting))
-        if operators.traced(*both, x, coefs, knots):
-            ignore_index, smoothing, *_ = ctx.setting
-            found = _by_reference(
-                lambda x, coefs, knots: reference.cross_entropy(
-                    x, target, coefs, knots, weight, ignore_index, smoothing
-                ),
-                [x, coefs, knots],
-                both,
-            )
-            return found[0], None, found[1], found[2], *none
-        needs = ctx.needs_input_grad
-        params_grad = needs[2] or needs[3]
-        out, grad_coefs, grad_knots = torch.ops.multimax.loss_rows_backward.default(
-            *both, x, target, coefs, knots, weight, *ctx.setting, saved, params_grad
-        )
+        grad_losses, grad_log_sum, *_ = grads
+        *tensors, saved = ctx.saved_tensors
+        call = LossCall(*tensors, *ctx.options)
+        needs: Any = LossCall(*ctx.needs_input_grad)
+        both = _both(grad_losses, grad_log_sum, saved[0].to(dtypes.compute_dtype(call.x.dtype)))
+        none = (None,) * (1 + len(ctx.options))
+        if traced(*both, call.x, call.coefs, call.knots):
+
+            def function(x: Tensor, coefs: Tensor, knots: Tensor) -> tuple[Tensor, Tensor]:
+                return reference.cross_entropy(call._replace(x=x, coefs=coefs, knots=knots))
+
+            of_x, of_coefs, of_knots = _by_reference(function, (call.x, call.coefs, call.knots), both)
+            return of_x, None, of_coefs, of_knots, *none
+        params_grad = needs.coefs or needs.knots
+        of_x, of_coefs, of_knots = torch.ops.multimax.loss_rows_backward.default(*both, *call, saved, params_grad)
         if not params_grad:
-            grad_coefs = grad_knots = None
-        return out if needs[0] else None, None, grad_coefs, grad_knots, *none
+            of_coefs = of_knots = None
+        return of_x if needs.x else None, None, of_coefs, of_knots, *none
 
 
 class LinearLoss(torch.autograd.Function):
-    """Rows of the loss for hidden states; the backward makes the logits again."""
+    """Rows of the loss for hidden states; takes the fields of a LinearLossCall. The backward makes the logits again."""
 
     @staticmethod
     def forward(*args: Any) -> tuple[Tensor, ...]:
-        """As the operation."""
+        """As the operator."""
         result: tuple[Tensor, ...] = torch.ops.multimax.linear_loss.default(*args)
         return result
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         """Keeps the tensors that it was given."""
-        *tensors, weight = inputs[:7]
-        ctx.setting = inputs[7:]
+        call = LinearLossCall(*inputs)
         losses, _, entropy, best = output
         ctx.mark_non_differentiable(entropy, best)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors, weight, losses)
+        ctx.options = call[LINEAR_TENSORS:]
+        ctx.save_for_backward(*call[:LINEAR_TENSORS], losses)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         """Gradients of input, weight, bias, coefs and knots."""
-        *tensors, weight, losses = ctx.saved_tensors
-        both = _both(grads[0], grads[1], losses.detach())
-        if operators.traced(*both, *(t for t in tensors if t is not None)):
-            found = _by_reference(_all_at_once(tensors[3], weight, ctx.setting), [*tensors[:3], *tensors[4:]], both)
+        grad_losses, grad_log_sum, *_ = grads
+        *tensors, losses = ctx.saved_tensors
+        call = LinearLossCall(*tensors, *ctx.options)
+        needs: Any = LinearLossCall(*ctx.needs_input_grad)
+        both = _both(grad_losses, grad_log_sum, losses.detach())
+        given = differentiable(call)
+        if traced(*both, *given):
+            found = LinearGrads(*_by_reference(_all_at_once(call), given, both))
         else:
-            found = _linear_backward(both, tensors, weight, ctx.setting, ctx.needs_input_grad)
-        return *found[:3], None, *found[3:], *(None,) * (1 + len(ctx.setting))
+            found = _linear_backward(both, call, differentiable(needs))
+        result = found._asdict()
+        return tuple(result.get(field) for field in LinearLossCall._fields)
 
 
-def _all_at_once(target: Tensor, weight: Tensor | None, setting: Any) -> Callable[..., tuple[Tensor, Tensor]]:
+LINEAR_TENSORS = LinearLossCall._fields.index("weight") + 1
+
+
+def differentiable(call: LinearLossCall) -> LinearGrads:
+    """The tensors of a call that may have a gradient, or whatever stands in their places."""
+    return LinearGrads(call.input, call.linear_weight, call.linear_bias, call.coefs, call.knots)
+
+
+def _all_at_once(call: LinearLossCall) -> Callable[..., tuple[Tensor, Tensor]]:
     """Losses and log-sums as a function of input, weight, bias, coefs and knots, to be differentiated to any order."""
-    ignore_index, smoothing, _, _, _, _, group, _, dtype = setting
-    if group:
+    if call.group:
         raise RuntimeError("multimax: a weight in parts over processes gives no second derivatives")
 
-    def function(
-        input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, coefs: Tensor, knots: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        options = (weight, ignore_index, smoothing, dtype)
-        return reference.linear_cross_entropy(input, linear_weight, linear_bias, target, coefs, knots, *options)
+    def function(*tensors: Tensor | None) -> tuple[Tensor, Tensor]:
+        return reference.linear_cross_entropy(call._replace(**LinearGrads(*tensors)._asdict()))
 
     return function
 
 
-def _linear_backward(
-    grads: tuple[Tensor, Tensor],
-    tensors: list[Tensor],
-    weight: Tensor | None,
-    setting: Any,
-    needs: tuple[bool, ...],
-) -> list[Tensor | None]:
+def _linear_backward(grads: tuple[Tensor, Tensor], call: LinearLossCall, needed: LinearGrads) -> LinearGrads:
     """Gradients of input, weight, bias, coefs and knots, from logits that are made again."""
-    needed = [needs[0], needs[1], needs[2], needs[4], needs[5]]
-    found = torch.ops.multimax.linear_loss_backward.default(*grads, *tensors, weight, *setting, needed)
-    return [grad if need else None for grad, need in zip(found, needed, strict=True)]
+    found = torch.ops.multimax.linear_loss_backward.default(*grads, *call, list(needed))
+    return LinearGrads(*(grad if need else None for grad, need in zip(found, needed, strict=True)))
 
 
 class ReducedLinearLoss(torch.autograd.Function):
@@ -296,19 +199,14 @@ class ReducedLinearLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, scale: Tensor, z_scale: Tensor | None, tensors: tuple[Any, ...], *differentiable: Tensor | None
+        ctx: Any, scale: Tensor, z_scale: Tensor | None, rest: LinearLossCall, *given: Tensor | None
     ) -> tuple[Tensor, ...]:
-        """The loss, and the rows' results beside; differentiable are input, weight, bias, coefs and knots."""
-        target, weight, *setting = tensors
-        *part, chunk, dtype = setting
-        input, linear_weight, linear_bias, coefs, knots = differentiable
-        assert input is not None
-        assert linear_weight is not None
-        assert coefs is not None
-        assert knots is not None
+        """The loss, and the rows' results beside; given are input, weight, bias, coefs and knots, and ``rest`` is the
+        call without them."""
+        call = rest._replace(**LinearGrads(*given)._asdict())
         ctx.kept = torch.ones_like(scale)  # what the gradients are kept times
-        if dtype == torch.float16:
-            largest = 1 if weight is None else weight.abs().max().to(scale.dtype)
+        if call.dtype == torch.float16:
+            largest = 1 if call.weight is None else call.weight.abs().max().to(scale.dtype)
             ctx.kept = torch.where((scale * largest).isfinite() & (scale * largest > 0), 1 / (scale * largest), 1.0)
 
         def upstream(rows: Tensor, log_sum: Tensor) -> tuple[Tensor, Tensor]:
@@ -317,26 +215,14 @@ class ReducedLinearLoss(torch.autograd.Function):
                 return of_losses, torch.zeros_like(log_sum)
             return of_losses, 2 * (z_scale * ctx.kept).to(log_sum.dtype) * log_sum
 
-        rows, ctx.grads = rows_of_linear(
-            input,
-            linear_weight,
-            linear_bias,
-            target,
-            coefs,
-            knots,
-            _setting(weight, *part),
-            chunk,
-            dtype,
-            upstream,
-            ctx.needs_input_grad[3:],
-            keep_wide=dtype == torch.float16,
-        )
-        ctx.tensors, ctx.scales = tensors, (scale, z_scale)
-        ctx.save_for_backward(*differentiable, rows.log_sum)
+        _, _, _, *needed = ctx.needs_input_grad
+        rows, ctx.grads = rows_of_linear(call, upstream, LinearGrads(*needed), keep_wide=call.dtype == torch.float16)
+        ctx.rest, ctx.scales = rest, (scale, z_scale)
+        ctx.save_for_backward(*given, rows.log_sum)
         loss = ReducedLinearLoss.reduce(rows.losses, rows.log_sum, scale, z_scale)
-        results = _in_compute_dtype(Rows(loss, *rows[1:]), dtype)
-        ctx.mark_non_differentiable(*results[1:])
-        return results
+        results = rows._replace(losses=loss).in_compute_dtype(call.dtype)
+        ctx.mark_non_differentiable(results.log_sum, results.entropy, results.best)
+        return tuple(results)
 
     @staticmethod
     def reduce(losses: Tensor, log_sum: Tensor, scale: Tensor, z_scale: Tensor | None) -> Tensor:
@@ -345,35 +231,51 @@ class ReducedLinearLoss(torch.autograd.Function):
         return loss if z_scale is None else loss + log_sum.square().sum() * z_scale.to(losses.dtype)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         """Gradients of input, weight, bias, coefs and knots."""
-        grad = grads[0]
-        *differentiable, log_sum = ctx.saved_tensors
-        target, weight, *setting = ctx.tensors
+        *given, log_sum = ctx.saved_tensors
+        call = ctx.rest._replace(**LinearGrads(*given)._asdict())
         scale, z_scale = ctx.scales
-        if operators.traced(grad, *(t for t in differentiable if t is not None)):
+        if traced(grad, *given):
 
-            def function(*inputs: Tensor | None) -> tuple[Tensor]:
-                rows = _all_at_once(target, weight, setting)(*inputs)
-                return (ReducedLinearLoss.reduce(*rows, scale, z_scale),)
+            def function(*tensors: Tensor | None) -> tuple[Tensor]:
+                losses, log_sum = _all_at_once(call)(*tensors)
+                return (ReducedLinearLoss.reduce(losses, log_sum, scale, z_scale),)
 
-            return None, None, None, *_by_reference(function, differentiable, (grad,))
+            return None, None, None, *_by_reference(function, tuple(given), (grad,))
         made, ctx.grads = ctx.grads, None
         if made is not None:
             factor = grad / ctx.kept
-            if grad.device.type != "cpu" or factor.item() != 1:
-                for own in made:
-                    if own is not None:
-                        own.mul_(factor)
-            like = (
-                own if t is None or own is None else own.to(t.dtype)
-                for own, t in zip(made, differentiable, strict=True)
-            )
-            return None, None, None, *like
+            scaled = grad.device.type != "cpu" or factor.item() != 1
+            found: list[Tensor | None] = []
+            for of_tensor, t in zip(made, given, strict=True):
+                if of_tensor is not None and scaled:
+                    of_tensor.mul_(factor)
+                found.append(of_tensor if t is None or of_tensor is None else of_tensor.to(t.dtype))
+            return None, None, None, *found
         of_log_sum = torch.zeros_like(log_sum) if z_scale is None else 2 * grad * z_scale * log_sum
         both = ((grad * scale).expand(log_sum.shape[0]), of_log_sum.to(grad.dtype))
-        input, linear_weight, linear_bias, coefs, knots = differentiable
-        tensors = [input, linear_weight, linear_bias, target, coefs, knots]
-        needs = ctx.needs_input_grad[3:]
-        found = _linear_backward(both, tensors, weight, setting, (*needs[:3], False, *needs[3:]))
-        return None, None, None, *found
+        _, _, _, *needed = ctx.needs_input_grad
+        return None, None, None, *_linear_backward(both, call, LinearGrads(*needed))
+
+
+def loss(call: LossCall | LinearLossCall) -> Rows:
+    """The rows' results by the operators, with gradients where any are needed."""
+    if isinstance(call, LinearLossCall):
+        if traced(*differentiable(call)):
+            return Rows(*LinearLoss.apply(*call))
+        return Rows(*torch.ops.multimax.linear_loss.default(*call))
+    if traced(call.x, call.coefs, call.knots):
+        *rows, _ = LossRows.apply(*call)
+    else:
+        *rows, _ = torch.ops.multimax.loss_rows.default(*call)
+    return Rows(*rows)
+
+
+def reduced_linear_loss(call: LinearLossCall, scale: Tensor, z_scale: Tensor | None) -> Rows:
+    """The sum over rows of scale * loss + z_scale * log-sum^2 in the place of the losses, its gradients made on the
+    way; checks the targets."""
+    checks.target_values(call.target, call.classes, call.ignore_index)
+    given = differentiable(call)
+    rest = call._replace(**dict.fromkeys(LinearGrads._fields))  # type: ignore[arg-type]
+    return Rows(*ReducedLinearLoss.apply(scale, z_scale, rest, *given))

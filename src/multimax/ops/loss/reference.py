@@ -4,59 +4,84 @@ Shapes: R rows, C classes, D entries of a hidden state.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from multimax.ops import dtypes
+from multimax.ops import checks, dtypes
+from multimax.ops.loss.call import LinearLossCall, LossCall, Rows
 from multimax.ops.rows.reference import log_multimax, scores
 
+NAME = "reference"
 
-def cross_entropy(
-    x: Tensor,
-    target: Tensor,
-    coefs: Tensor,
-    knots: Tensor,
-    weight: Tensor | None,
-    ignore_index: int,
-    smoothing: float,
-) -> tuple[Tensor, Tensor]:
-    """Cross-entropy of each row of x, (R, C), with log multimax in the place of log softmax, and its log-sum.
 
-    target is (R,) of class indices or (R, C) of probabilities, weight (C,). Rows to be ignored are 0. What is masked
-    and not wanted costs nothing. Both results are (R,) in the compute dtype.
+def cross_entropy(call: LossCall) -> tuple[Tensor, Tensor]:
+    """Cross-entropy of each row of x, with log multimax instead of log softmax, and its log-sum.
+
+    Rows to be ignored are 0. What is masked and not wanted costs nothing. Both results are (R,) in the compute dtype.
     """
+    x, target = call.x, call.target
     dtype = dtypes.compute_dtype(x.dtype)
-    masked, s = scores(x, coefs, knots)
+    masked, s = scores(x, call.coefs, call.knots)
     empty = masked.all(-1)
     lse = torch.where(empty, float("-inf"), torch.logsumexp(torch.where(empty[:, None], 0.0, s), -1))
-    log_p = log_multimax(x, coefs, knots, dtype=dtype)
-    weights = x.new_ones(x.shape[1], dtype=dtype) if weight is None else weight.to(dtype)
-    wanted = x.new_full((1, x.shape[1]), smoothing / max(x.shape[1], 1), dtype=dtype)
+    log_p = log_multimax(x, call.coefs, call.knots, dtype=dtype)
+    weights = x.new_ones(x.shape[1], dtype=dtype) if call.weight is None else call.weight.to(dtype)
+    wanted = x.new_full((1, x.shape[1]), call.smoothing / max(x.shape[1], 1), dtype=dtype)
     if target.is_floating_point():
-        wanted = (1 - smoothing) * target.to(dtype) + wanted
+        wanted = (1 - call.smoothing) * target.to(dtype) + wanted
     wanted = weights * wanted
     losses = -torch.where((log_p == float("-inf")) & (wanted == 0), 0.0, wanted * log_p).sum(-1)
     if target.is_floating_point():
         return losses, lse
-    ignored = target == ignore_index
+    ignored = target == call.ignore_index
     index = torch.where(ignored, 0, target)
     if x.shape[1]:
-        losses = losses - (1 - smoothing) * weights[index] * log_p.gather(-1, index[:, None])[:, 0]
+        losses = losses - (1 - call.smoothing) * weights[index] * log_p.gather(-1, index[:, None])[:, 0]
     return torch.where(ignored, 0.0, losses), torch.where(ignored, 0.0, lse)
 
 
-def linear_cross_entropy(
-    input: Tensor,
-    linear_weight: Tensor,
-    linear_bias: Tensor | None,
-    target: Tensor,
-    coefs: Tensor,
-    knots: Tensor,
-    weight: Tensor | None,
-    ignore_index: int,
-    smoothing: float,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:
-    """The same for logits input @ linear_weight.T + linear_bias, made in that dtype, all at once."""
-    bias = None if linear_bias is None else linear_bias.to(dtype)
-    x = torch.nn.functional.linear(input.to(dtype), linear_weight.to(dtype), bias)
-    return cross_entropy(x, target, coefs, knots, weight, ignore_index, smoothing)
+def _logits_call(call: LinearLossCall, dtype: torch.dtype | None = None) -> LossCall:
+    """The call for the logits of a linear layer, made all at once, in that dtype or as torch makes them."""
+    x, weight, bias = call.input, call.linear_weight, call.linear_bias
+    if dtype is not None:
+        x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    x = F.linear(x, weight, bias)
+    return LossCall(
+        x, call.target, call.coefs, call.knots, call.weight, call.ignore_index, call.smoothing, call.impl, call.full
+    )
+
+
+def linear_cross_entropy(call: LinearLossCall) -> tuple[Tensor, Tensor]:
+    """The same for logits input @ linear_weight.T + linear_bias, made in the call's dtype, all at once."""
+    return cross_entropy(_logits_call(call, call.dtype))
+
+
+def _entropy_and_best(call: LossCall) -> tuple[Tensor, Tensor]:
+    """What the other implementations find on their way."""
+    with torch.no_grad():
+        masked, s = scores(call.x, call.coefs, call.knots)
+        log_p = torch.where(masked, 0.0, log_multimax(call.x, call.coefs, call.knots, dtype=s.dtype))
+        entropy = -torch.where(masked | (log_p == -torch.inf), 0.0, log_p.exp() * log_p).sum(-1)
+        if not call.target.is_floating_point():
+            entropy = torch.where(call.target == call.ignore_index, 0.0, entropy)
+        top, best = s.max(-1)
+        return entropy, torch.where(top == -torch.inf, -1, best)
+
+
+def why_not(call: LossCall | LinearLossCall) -> str | None:
+    """Why the formulas cannot run this call."""
+    if isinstance(call, LinearLossCall) and call.group:
+        return "it has no weight in parts over processes, and neither have torch.func's transforms"
+    return None
+
+
+def run(call: LossCall | LinearLossCall) -> Rows:
+    """The rows' results by the formulas."""
+    if isinstance(call, LinearLossCall):
+        call = _logits_call(call)
+    if not torch._C._are_functorch_transforms_active():
+        checks.target_values(call.target, call.x.shape[1], call.ignore_index)
+    losses, log_sum = cross_entropy(call)
+    if call.full:
+        return Rows(losses, log_sum, *_entropy_and_best(call))
+    return Rows(losses, log_sum, losses.new_empty(0), losses.new_empty(0, dtype=torch.int64))

@@ -1,0 +1,8 @@
+"""How tensors lie in memory."""
+
+from torch import Tensor
+
+
+def contiguous_rows(t: Tensor) -> Tensor:
+    """The tensor itself if the entries of its last dim lie side by side, else a copy in which they do."""
+    return t if t.shape[-1] <= 1 or t.stride(-1) == 1 else t.contiguous()

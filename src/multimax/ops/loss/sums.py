@@ -1,0 +1,67 @@
+"""Losses from sums over the entries of each row. The sums themselves are an implementation's matter: see `cpu` and
+`plain`."""
+
+import torch
+from torch import Tensor
+
+from multimax.ops.loss.call import Rows, Setting, group_of
+
+# Planes of the rows' sums, as in csrc/loss/loss.h.
+TOP, TOTAL, SCORE, MASS, DOT, SPREAD, BEST = range(7)
+
+
+def is_indices(target: Tensor) -> bool:
+    """Whether a target is class indices, not probabilities."""
+    return not target.is_floating_point()
+
+
+def _times(a: Tensor, b: Tensor) -> Tensor:
+    """a b, and 0 where a is 0, whatever b."""
+    return torch.where(a == 0, 0, a * b)
+
+
+def joined(sums: Tensor, setting: Setting) -> Tensor:
+    """The sums of whole rows, from those of the parts that the processes of a group have."""
+    if not setting.group:
+        return sums
+    import torch.distributed as dist
+
+    group = group_of(setting.group)
+    assert setting.classes is not None
+    top = sums[TOP].clone()
+    dist.all_reduce(top, dist.ReduceOp.MAX, group=group)
+    highest = sums[TOP] == top
+    below = torch.where(highest, 0, sums[TOP] - top)  # also where both are -inf
+    factor = below.exp()
+    best = torch.where(highest, sums[BEST], setting.classes)
+    whole = sums.clone()
+    whole[SPREAD] = _times(factor, sums[SPREAD] + _times(sums[TOTAL], below))
+    whole[DOT] = sums[DOT] + _times(sums[MASS], below)
+    whole[TOTAL] *= factor
+    dist.all_reduce(whole, dist.ReduceOp.SUM, group=group)
+    dist.all_reduce(best, dist.ReduceOp.MIN, group=group)
+    whole[TOP], whole[BEST] = top, best
+    return whole
+
+
+def rows_of(sums: Tensor, target: Tensor, setting: Setting) -> tuple[Rows, Tensor]:
+    """Losses and the rest from the sums, and the sum of all that a row's loss wants."""
+    log_total = sums[TOTAL].log()
+    log_sum = sums[TOP] + log_total
+    losses, mass = _times(sums[MASS], log_total) - sums[DOT], sums[MASS]
+    if is_indices(target):
+        ignored = target == setting.ignore_index
+        share = torch.full_like(log_sum, 1 - setting.smoothing)
+        if setting.weight is not None:
+            share = share * setting.weight.to(share.dtype)[torch.where(ignored, 0, target)]
+        absent = sums[SCORE] == -torch.inf
+        losses = losses + share * torch.where(absent, torch.inf, (sums[TOP] - sums[SCORE]) + log_total)
+        mass = mass + torch.where(absent, 0, share)
+        losses = torch.where(ignored, 0, losses)
+        log_sum = torch.where(ignored, 0, log_sum)
+        mass = torch.where(ignored, 0, mass)
+    if not setting.full:
+        return Rows(losses, log_sum, losses.new_empty(0), target.new_empty(0, dtype=torch.int64)), mass
+    entropy = torch.where(sums[TOTAL] > 0, log_total - sums[SPREAD] / sums[TOTAL], 0)
+    entropy = torch.where(sums[TOTAL].isnan(), torch.nan, entropy)
+    return Rows(losses, log_sum, entropy, sums[BEST].to(torch.int64)), mass
