@@ -1,6 +1,6 @@
 """Every check on arguments, once: what was expected, what came, and the remedy where there is one."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -11,6 +11,13 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 def shape(tensor: Tensor) -> str:
     """A shape as the messages print it."""
     return str(tuple(tensor.shape))
+
+
+def broadcasts(sizes: Sequence[int], full: Sequence[int]) -> bool:
+    """Whether a tensor of the first shape broadcasts to the second."""
+    if len(sizes) > len(full):
+        return False
+    return all(size in (1, whole) for size, whole in zip(sizes[::-1], full[::-1], strict=False))
 
 
 def choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
@@ -41,6 +48,44 @@ def tensor(name: str, value: object) -> None:
         raise TypeError(f"multimax: expected {name} of dtype {allowed}, got {value.dtype}; convert it with .float()")
     if value.layout != torch.strided or value.is_nested:
         dense(name, value)
+
+
+def paper_values(t_b: Tensor, t_d: Tensor, b: Tensor, d: Tensor) -> None:
+    """The paper's symbols, each of one value per order."""
+    values = (t_b, t_d, b, d)
+    if any(value.shape != t_b.shape for value in values):
+        got = ", ".join(shape(value) for value in values)
+        raise ValueError(f"multimax: expected t_b, t_d, b and d of one shape, got {got}")
+
+
+def published(key: str, value: Tensor) -> None:
+    """An entry of a state_dict in the published code's flat layout."""
+    if value.ndim != 1 or len(value) == 0 or len(value) % 2:
+        raise ValueError(f"multimax: expected {key} of shape (2 * order,) as in the published code, got {shape(value)}")
+
+
+def first_entry(name: str, key: str, entries: Mapping[str, Tensor]) -> None:
+    """A name that is not taken yet."""
+    if name in entries:
+        raise ValueError(f"multimax: expected one entry for {name}, got two; {key} is the second")
+
+
+def partner_entry(name: str, key: str, entries: Mapping[str, Tensor]) -> None:
+    """Knots beside coefs, or coefs beside knots, of one shape."""
+    if name not in entries or entries[name].shape != entries[key].shape:
+        raise ValueError(f"multimax: expected {name} of shape {shape(entries[key])} beside {key}, got none such")
+
+
+def gumbel_temperature(tau: object) -> None:
+    """A temperature that samples can be divided by."""
+    if number("tau", tau, 0, float("inf")) == 0:
+        raise ValueError("multimax: expected tau above 0, got 0; hard=True gives one-hot samples")
+
+
+def not_all_masked(log_weights: Tensor) -> None:
+    """Rows of log-weights in which something is left."""
+    if bool((log_weights == -torch.inf).all(-1).any()):
+        raise ValueError("multimax: expected logits with at least one entry that is not masked in each row")
 
 
 def module(model: object) -> None:
@@ -122,7 +167,7 @@ def parameters(x: Tensor, coefs: Tensor, knots: Tensor, dim: int) -> tuple[Tenso
     rows = tuple(x.shape[:dim]) + tuple(x.shape[dim + 1 :])
     aligned = (lead[0], 1) if len(lead) == 1 and len(rows) > 1 else lead
     aligned = (1,) * (len(rows) - len(aligned)) + aligned
-    if len(aligned) > len(rows) or any(size not in (1, own) for size, own in zip(aligned, rows, strict=True)):
+    if not broadcasts(aligned, rows):
         raise ValueError(
             f"multimax: expected coefs with leading dims that broadcast against the input's other dims {rows}, "
             f"got {shape(coefs)}; (heads, order, 2) stands for (heads, 1, order, 2), "
@@ -188,11 +233,10 @@ def above(name: str, value: object, low: float, x: Tensor, dim: int) -> None:
     tensor(name, value)
     same_device(name, value, x)
     sizes = [1 if i == dim else size for i, size in enumerate(x.shape)]
-    own = tuple(value.shape)
-    if len(own) > len(sizes) or any(a not in (1, b) for a, b in zip(own[::-1], sizes[::-1], strict=False)):
+    if not broadcasts(value.shape, sizes):
         raise ValueError(
             f"multimax: expected {name} that broadcasts to {tuple(sizes)}, the input's shape with 1 in dim {dim}, "
-            f"got {own}"
+            f"got {shape(value)}"
         )
     if not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active():
         wrong = ~((value > low) & (value < float("inf")))
@@ -295,9 +339,8 @@ def scores(name: str, value: object, query: Tensor, full: tuple[int, ...], boole
         raise TypeError(f"multimax: expected {name} to be {kind}, got {got}")
     dense(name, value)
     same_device(name, value, query)
-    own = tuple(value.shape)
-    if len(own) > len(full) or any(size not in (1, all_) for size, all_ in zip(own[::-1], full[::-1], strict=False)):
-        raise ValueError(f"multimax: expected {name} that broadcasts to the scores' shape {full}, got {own}")
+    if not broadcasts(value.shape, full):
+        raise ValueError(f"multimax: expected {name} that broadcasts to the scores' shape {full}, got {shape(value)}")
 
 
 def window_bounds(window: object) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Half precision is computed in float32, the rest in its own dtype."""
+    """Half precision is computed in float32, the rest in the dtype that it has."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 

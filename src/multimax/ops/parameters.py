@@ -22,7 +22,7 @@ def from_paper(t_b: Values, t_d: Values, b: Values, d: Values) -> tuple[Tensor, 
     .. math:: \text{coefs}_n = (1 - t_{b_n},\ t_{d_n} - 1), \qquad \text{knots}_n = (b_n,\ d_n)
 
     Args:
-        t_b: slopes below b, a value an order: shape (N,), or (H, N) for one set a head; a number for order 1.
+        t_b: slopes below b, one per order: shape (N,), or (H, N) for one set per head; a number for order 1.
         t_d: slopes above d, of the same shape.
         b: lower knots, of the same shape.
         d: upper knots, of the same shape.
@@ -40,11 +40,10 @@ def from_paper(t_b: Values, t_d: Values, b: Values, d: Values) -> tuple[Tensor, 
     device = given[0].device if given else None
     # in double up to the last step, so that each stored value is the nearest to what was given
     values = [torch.atleast_1d(torch.as_tensor(v, dtype=torch.float64, device=device)) for v in (t_b, t_d, b, d)]
-    if any(value.shape != values[0].shape for value in values):
-        got = ", ".join(checks.shape(value) for value in values)
-        raise ValueError(f"multimax: expected t_b, t_d, b and d of one shape, got {got}")
-    coefs = torch.stack([1 - values[0], values[1] - 1], -1).to(dtype)
-    knots = torch.stack(values[2:], -1).to(dtype)
+    checks.paper_values(*values)
+    slopes_below, slopes_above, lower_knots, upper_knots = values
+    coefs = torch.stack([1 - slopes_below, slopes_above - 1], -1).to(dtype)
+    knots = torch.stack([lower_knots, upper_knots], -1).to(dtype)
     checks.pair(coefs, knots)
     return coefs, knots
 
@@ -89,22 +88,16 @@ def from_published(
         prefix, dot, last = key.rpartition(".")
         new = key
         if last in _PUBLISHED:
-            if value.ndim != 1 or len(value) == 0 or len(value) % 2:
-                raise ValueError(
-                    f"multimax: expected {key} of shape (2 * order,) as in the published code, "
-                    f"got {checks.shape(value)}"
-                )
+            checks.published(key, value)
             layer = prefix or output
             new = ".".join(part for part in (layer, name, _PUBLISHED[last]) if part)
             value = value.reshape(-1, 2)
-        if new in result:
-            raise ValueError(f"multimax: expected one entry for {new}, got two; {key} is the second")
+        checks.first_entry(new, key, result)
         result[new] = value
-    for key, value in result.items():
+    for key in result:
         prefix, dot, last = key.rpartition(".")
         if key in state_dict or last not in _PUBLISHED.values():
             continue
         partner = prefix + dot + ("coefs" if last == "knots" else "knots")
-        if partner not in result or result[partner].shape != value.shape:
-            raise ValueError(f"multimax: expected {partner} of shape {checks.shape(value)} beside {key}, got none such")
+        checks.partner_entry(partner, key, result)
     return result

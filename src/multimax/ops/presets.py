@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 
 class PaperParameters(NamedTuple):
-    """One layer's parameters in the paper's symbols, a value an order.
+    """One layer's parameters in the paper's symbols, one value per order.
 
     Example:
         >>> import multimax

@@ -71,8 +71,6 @@ def _scales(call: LinearLossCall, reduction: str, z_loss: float) -> tuple[Tensor
 
 def _part_of(linear_weight: Tensor, group: Any) -> tuple[int, int]:
     """The first class of this process's part of a weight, and the number of all classes."""
-    if group is None:
-        return 0, linear_weight.shape[0]
     import torch.distributed as dist
 
     sizes = torch.zeros(dist.get_world_size(group), dtype=torch.int64, device=linear_weight.device)
@@ -322,7 +320,7 @@ def linear_multimax_cross_entropy(
         chunk = chunks.default_chunk(linear_weight, dtype)
     checks.rows_of_a_chunk(chunk)
     places = linear_weight.shape[1:-1]
-    first_class, classes = _part_of(linear_weight, group)
+    first_class, classes = (0, linear_weight.shape[0]) if group is None else _part_of(linear_weight, group)
     shape = input.shape[:-1] + places
     checks.target(target, input, tuple(shape), (*input.shape[:-1], classes, *places), ignore_index)
     if group is not None:
@@ -352,7 +350,7 @@ def linear_multimax_cross_entropy(
         return_stats,
         first_class=first_class,
         classes=classes,
-        group=group_name(group),
+        group="" if group is None else group_name(group),
         chunk=chunk,
         dtype=dtype,
     )

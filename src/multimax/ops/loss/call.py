@@ -192,9 +192,7 @@ _groups: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
 
 def group_name(group: Any) -> str:
-    """The name by which the operators know a group; "" for none."""
-    if group is None:
-        return ""
+    """The name by which the operators know a group."""
     _groups[group.group_name] = group
     name: str = group.group_name
     return name

@@ -50,25 +50,21 @@ def rows_of_logits_backward(call: LossBackwardCall) -> tuple[Tensor, Tensor, Ten
     return out, *params
 
 
-class _Sum:
-    """A gradient that chunks add to."""
+class _Sums(dict[str, Tensor]):
+    """Gradients by name, which chunks add to."""
 
-    def __init__(self) -> None:
-        self.total: Tensor | None = None
-
-    def add(self, part: Tensor) -> None:
+    def add(self, name: str, part: Tensor) -> None:
         """One more chunk's part, which may be kept."""
-        self.total = part if self.total is None else self.total.add_(part)
+        self[name] = self[name].add_(part) if name in self else part
 
-    def add_product(self, a: Tensor, b: Tensor, wide: torch.dtype, last: bool) -> None:
-        """The product of two matrices, added up in the wide dtype unless it is the only one."""
-        if self.total is None:
-            product = torch.mm(a, b)
-            self.total = product if last else product.to(wide)
+    def add_product(self, name: str, a: Tensor, b: Tensor, wide: torch.dtype) -> None:
+        """The product of two matrices, added up in the wide dtype."""
+        if name not in self:
+            self[name] = torch.mm(a, b).to(wide)
         elif a.dtype == wide:
-            self.total.addmm_(a, b)
+            self[name].addmm_(a, b)
         else:
-            self.total.add_(torch.mm(a, b))
+            self[name].add_(torch.mm(a, b))
 
 
 Upstream = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -96,12 +92,12 @@ def rows_of_linear(
     wide = dtypes.compute_dtype(dtype)
     buffer = call.input.new_empty((min(call.chunk, count), classes), dtype=dtype)
     params_grad = needed.coefs or needed.knots
+    implementation = _rows_by(call.impl)
     found: Rows | None = None
-    of_input: Tensor | None = None
-    of_weight, of_bias, of_coefs, of_knots = _Sum(), _Sum(), _Sum(), _Sum()
+    grads = _Sums()
     if needed.input:
         make = call.input.new_empty if counted is None else call.input.new_zeros
-        of_input = make(call.input.shape, dtype=wide if keep_wide else call.input.dtype)
+        grads["input"] = make(call.input.shape, dtype=wide if keep_wide else call.input.dtype)
 
     for start in range(0, max(count, 1), call.chunk):
         end = min(start + call.chunk, count)
@@ -114,7 +110,9 @@ def rows_of_linear(
         else:
             torch.addmm(bias, hidden, projection.t(), out=x)
         logits = Logits(x, targets, call.coefs, call.knots, setting)
-        sums = joined(_rows_by(call.impl).sums(logits), setting)
+        sums = implementation.sums(logits)
+        if call.group:
+            sums = joined(sums, setting)
         part, mass = rows_of(sums, targets, setting)
         if found is None:
             some = rows if setting.full else 0
@@ -133,42 +131,39 @@ def rows_of_linear(
         p_scale = grad_losses * mass + grad_log_sum
         params = _gradients(logits, sums[TOP:SCORE], grad_losses, p_scale, params_grad, x)
         if params_grad:
-            for total, of_param in zip((of_coefs, of_knots), params, strict=True):
-                total.add(of_param)
-        if of_input is not None:
+            of_coefs, of_knots = params
+            grads.add("coefs", of_coefs)
+            grads.add("knots", of_knots)
+        if needed.input:
+            of_input = grads["input"]
             if counted is None and of_input.dtype == dtype:
                 torch.mm(x, projection, out=of_input[start:end])
             else:
                 of_input[places] = torch.mm(x, projection).to(of_input.dtype)
         if needed.linear_weight:
-            of_weight.add_product(x.t(), hidden, wide, last=end - start == count)
+            only = end - start == count  # then there is nothing to add up
+            grads.add_product("linear_weight", x.t(), hidden, dtype if only else wide)
         if needed.linear_bias:
-            of_bias.add(x.sum(0, dtype=wide))
+            grads.add("linear_bias", x.sum(0, dtype=wide))
 
-    if call.group:  # these depend on all parts of the weight
+    if call.group:
         import torch.distributed as dist
 
-        if of_input is not None:
-            of_input = of_input.to(wide)
-        for grad in (of_input, of_coefs.total, of_knots.total):
-            if grad is not None:
-                dist.all_reduce(grad, group=group_of(call.group))
+        for name in ("input", "coefs", "knots"):  # these depend on all parts of the weight
+            if name in grads:
+                grads[name] = grads[name].to(wide) if name == "input" else grads[name]
+                dist.all_reduce(grads[name], group=group_of(call.group))
     assert found is not None
-
-    def final(grad: Tensor | None, like: Tensor | None, need: bool) -> Tensor | None:
+    final: dict[str, Tensor | None] = {}
+    for name, need in needed._asdict().items():
+        like = getattr(call, name)
         if not need or like is None:
-            return None
-        if grad is None:
-            return like.new_zeros(like.shape)
-        return grad if keep_wide else grad.to(like.dtype)
-
-    return found, LinearGrads(
-        final(of_input, call.input, needed.input),
-        final(of_weight.total, call.linear_weight, needed.linear_weight),
-        final(of_bias.total, call.linear_bias, needed.linear_bias),
-        final(of_coefs.total, call.coefs, needed.coefs),
-        final(of_knots.total, call.knots, needed.knots),
-    )
+            final[name] = None
+        elif name not in grads:
+            final[name] = like.new_zeros(like.shape)
+        else:
+            final[name] = grads[name] if keep_wide else grads[name].to(like.dtype)
+    return found, LinearGrads(**final)
 
 
 def default_chunk(linear_weight: Tensor, dtype: torch.dtype) -> int:

@@ -58,7 +58,7 @@ def multimax(
 
     Args:
         x: input of any shape, float32, float64, bfloat16 or float16.
-        coefs: :math:`(c_n, e_n)`, of shape (N, 2) for one set of parameters or (H, N, 2) for one a head. (H, N, 2) is
+        coefs: :math:`(c_n, e_n)`, of shape (N, 2) for one set of parameters or (H, N, 2) for one per head. (H, N, 2) is
             made for attention scores (..., H, queries, keys): the heads are the last but one of x's other dims. For
             heads on any other axis give leading dims that broadcast against x's shape without ``dim``: for x of
             (batch, queries, H, keys) that is (H, N, 2) viewed as (1, H, N, 2).

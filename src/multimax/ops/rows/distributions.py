@@ -1,4 +1,4 @@
-"""Categorical distributions with MultiMax in the place of softmax, and samples that gradients flow through."""
+"""Categorical distributions with MultiMax instead of softmax, and samples that gradients flow through."""
 
 from typing import Any
 
@@ -42,8 +42,7 @@ def gumbel_multimax(
     """
     checks.tensor("logits", logits)
     dim = checks.dimension(dim, logits.ndim)
-    if checks.number("tau", tau, 0, float("inf")) == 0:
-        raise ValueError("multimax: expected tau above 0, got 0; hard=True gives one-hot samples")
+    checks.gumbel_temperature(tau)
     coefs, knots = checks.parameters(logits, coefs, knots, dim)
     last = logits[None] if logits.ndim == 0 else logits.movedim(dim, -1)
     masked = masking.masked(last)
@@ -55,7 +54,7 @@ def gumbel_multimax(
 
 
 class MultiMaxCategorical(Categorical):
-    r"""``torch.distributions.Categorical`` with MultiMax in the place of softmax.
+    r"""``torch.distributions.Categorical`` with MultiMax instead of softmax.
 
     .. math:: P(i) = \phi(x)_i
 
@@ -83,8 +82,8 @@ class MultiMaxCategorical(Categorical):
         self.coefs, self.knots = coefs, knots
         log_weights = log_multimax(logits, coefs, knots)
         validate = Distribution._validate_args if validate_args is None else validate_args
-        if validate and bool((log_weights == -torch.inf).all(-1).any()):
-            raise ValueError("multimax: expected logits with at least one entry that is not masked in each row")
+        if validate:
+            checks.not_all_masked(log_weights)
         super().__init__(logits=log_weights, validate_args=validate_args)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> "MultiMaxCategorical":
