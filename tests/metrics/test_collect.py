@@ -18,7 +18,7 @@ import multimax
 from multimax import metrics
 from multimax.metrics import MEASURES, LogHistogram, Moments, collect
 from multimax.metrics.weights import mean_score
-from multimax.ops import observing
+from multimax.ops import observing, reference
 from multimax.ops.attention import blocks as score_blocks
 
 ROWS = ("multi_modality", "sparsity", "entropy", "support", "top_mass", "histogram")
@@ -924,6 +924,57 @@ def test_a_hook_of_the_users_that_raises_before_ours() -> None:
     assert found["blocks.1.attention"]["entropy"].count == B * H * L
 
 
+def test_weights_for_a_callback() -> None:
+    """A few queries at a time, in order, with what takes part; and no measures if there are none to take."""
+    model = Stack(Attention(causal=True), Attention(key_heads=2))
+    x = torch.randn(B, L, E, dtype=torch.float64)
+    kept: dict[str, list[tuple[Tensor, Tensor]]] = {}
+
+    def keep(layer: str, weights: Tensor, mask: Tensor) -> None:
+        kept.setdefault(layer, []).append((weights, mask))
+
+    with collect(model, (), on_weights=keep) as found:
+        model(x)
+    assert list(kept) == list(found) == ["blocks.0.attention", "blocks.1.attention"]
+    assert found["blocks.0.attention"].measures == {}
+    for block in model.blocks:
+        _, weights, part = block.attention.matrix(block.norm(x))
+        blocks = kept[f"blocks.{list(model.blocks).index(block)}.attention"]
+        assert len(blocks) > 1
+        assert torch.equal(torch.cat([mask for _, mask in blocks], 2), part)
+        got = torch.cat([weights for weights, _ in blocks], 2)
+        torch.testing.assert_close(got, weights)
+        assert not got.requires_grad
+        x = block(x)
+
+
+def test_a_callback_beside_measures_and_for_some_layers() -> None:
+    model = Stack(Attention(), Attention())
+    x = torch.randn(B, L, E, dtype=torch.float64)
+    names: list[str] = []
+    with collect(model, ROWS, layers=["blocks.1.attention"]) as expected:
+        model(x)
+    with collect(model, ROWS, layers=["blocks.1.attention"], on_weights=lambda layer, *_: names.append(layer)) as found:
+        model(x)
+    assert set(names) == {"blocks.1.attention"}
+    assert found.as_dict() == expected.as_dict()
+
+
+def test_a_callback_that_raises() -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("a bug of the callback's")
+
+    model = Stack(Attention())
+    before = all_hooks(model)
+    with pytest.raises(RuntimeError, match="a bug of the callback's"), collect(model, on_weights=broken):
+        model(torch.randn(B, L, E, dtype=torch.float64))
+    assert all_hooks(model) == before
+    with pytest.raises(TypeError, match=r"expected measures to be several names, got \(\)"), collect(model, ()):
+        pass
+    with pytest.raises(TypeError, match="expected measures to be several names, got 'entropy'"):
+        collect(model, "entropy", on_weights=broken).__enter__()
+
+
 def test_gradients_of_our_attention() -> None:
     model = Stack(Attention(causal=True), Attention(per_head=True)).float()
     x = torch.randn(B, L, E)
@@ -1182,10 +1233,10 @@ def test_blocks_cover_all_queries() -> None:
 def test_band_of_some_rows(causal: bool, left: int, right: int, shape: tuple[int, int]) -> None:
     device = torch.device("cpu")
     parts = [
-        multimax.reference.band(*shape, causal, left, right, device, slice(i, min(i + 2, shape[0])))
+        reference.band(*shape, causal, left, right, device, slice(i, min(i + 2, shape[0])))
         for i in range(0, shape[0], 2)
     ]
-    assert torch.equal(torch.cat(parts), multimax.reference.band(*shape, causal, left, right, device))
+    assert torch.equal(torch.cat(parts), reference.band(*shape, causal, left, right, device))
 
 
 def test_observers_are_told_order_and_shape_and_need_no_values(monkeypatch: pytest.MonkeyPatch) -> None:

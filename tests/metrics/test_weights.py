@@ -147,8 +147,8 @@ def test_ties_of_the_largest_entry_share_its_weight() -> None:
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2, -1, -2, -3])
-@pytest.mark.parametrize("thresholds", ["number", "one a row"])
-@pytest.mark.parametrize("reference", ["default", "number", "one a row"])
+@pytest.mark.parametrize("thresholds", ["number", "one per row"])
+@pytest.mark.parametrize("reference", ["default", "number", "one per row"])
 def test_batches_along_every_dim_against_the_slow_loop(dim: int, thresholds: str, reference: str) -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(3, 4, 5, generator=generator, dtype=torch.float64)
@@ -156,12 +156,12 @@ def test_batches_along_every_dim_against_the_slow_loop(dim: int, thresholds: str
     weights = torch.softmax(torch.randn(3, 4, 5, generator=generator, dtype=torch.float64), dim)
     rows = x.amin(dim).shape
     epsilon = torch.randn(rows, generator=generator, dtype=torch.float64)
-    epsilon = epsilon if thresholds == "one a row" else torch.full_like(epsilon, 0.1)
+    epsilon = epsilon if thresholds == "one per row" else torch.full_like(epsilon, 0.1)
     scale = 0.1 + torch.rand(rows, generator=generator, dtype=torch.float64)
-    scale = scale if reference == "one a row" else torch.full_like(scale, 0.3)
+    scale = scale if reference == "one per row" else torch.full_like(scale, 0.3)
 
-    given_epsilon = epsilon if thresholds == "one a row" else 0.1
-    given_scale = {"default": None, "number": 0.3, "one a row": scale}[reference]
+    given_epsilon = epsilon if thresholds == "one per row" else 0.1
+    given_scale = {"default": None, "number": 0.3, "one per row": scale}[reference]
     got_m = multi_modality(x, weights, threshold=given_epsilon, dim=dim)
     got_s = sparsity(x, weights, threshold=given_epsilon, reference=given_scale, dim=dim)
     assert got_m.shape == got_s.shape == rows
@@ -396,7 +396,7 @@ def test_errors() -> None:
     x, weights = torch.randn(2, 3), torch.rand(2, 3)
     with pytest.raises(ValueError, match=r"multimax: expected weights of the shape of x, \(2, 3\), got \(3,\)"):
         multi_modality(x, weights[0], threshold=0.0)
-    with pytest.raises(ValueError, match=r"expected one number or one a row, of shape \(2,\), got \(3,\)"):
+    with pytest.raises(ValueError, match=r"expected one number or one per row, of shape \(2,\), got \(3,\)"):
         sparsity(x, weights, threshold=torch.zeros(3))
     with pytest.raises(TypeError, match="expected mask to be a boolean tensor"):
         sparsity(x, weights, threshold=0.0, mask=torch.ones(2, 3))

@@ -475,7 +475,7 @@ def test_attention_that_drops_its_weights() -> None:
 def test_errors() -> None:
     with pytest.raises(ValueError, match=r"multimax: expected a model with reweighting modules, got Linear.*convert"):
         Monitor(nn.Linear(2, 2))
-    with pytest.raises(ValueError, match="multimax: expected every to be at least 1, got 0"):
+    with pytest.raises(ValueError, match="multimax: expected every of at least 1, got 0"):
         Monitor(layer(), every=0)
     with pytest.raises(TypeError, match="multimax: expected every to be an int, got float"):
         Monitor(layer(), every=1.5)  # type: ignore[arg-type]
