@@ -125,7 +125,7 @@ def test_learned_sigma_of_a_model() -> None:
 def test_simplex_draws_each_function() -> None:
     figure = plots.simplex()
     softmax, *panels, _ = figure.axes
-    inputs = torch.tensor(plots.functions.SERIES, dtype=torch.float64)
+    inputs = torch.tensor(plots.function_comparisons.SERIES, dtype=torch.float64)
     corners = torch.tensor([[0, 0], [1, 0], [0.5, math.sqrt(0.75)]], dtype=torch.float64)
     lines = {round(step, 2): line for step, line in zip((16, 8, 4, 2, 1, 0.5, 0.25), softmax.get_lines(), strict=True)}
     for step, line in lines.items():
@@ -145,7 +145,7 @@ def test_simplex_shows_what_the_caption_says() -> None:
     """Sparse functions go to a corner where MultiMax stays between two, at their edge; warm softmax leaves it."""
     softmax, sparsemax, entmax15, _, own, _ = plots.simplex().axes
     place = {axes: torch.tensor(axes.collections[-1].get_offsets().tolist()) for axes in (sparsemax, entmax15, own)}
-    second = plots.functions.SERIES.index((3.0, 1.0, -1.0))  # clearly the second, clearly not the third
+    second = plots.function_comparisons.SERIES.index((3.0, 1.0, -1.0))  # clearly the second, clearly not the third
     assert place[sparsemax][second].tolist() == place[entmax15][second].tolist() == [0, 0]
     assert 0.2 < place[own][second][0] < 0.8
     assert place[own][:, 1].max() < 0.001  # on the edge all the time
@@ -723,7 +723,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "one label for two": (
         lambda: plots.simplex(functions={"a": torch.sigmoid}, multimax={"a": DEIT[0]}),
-        "a label of its own for each function, got a twice",
+        "a different label for each function, got a twice",
     ),
     "a threshold in words": (lambda: plots.trade_off(threshold="mean"), "threshold to be numbers, got str"),
     "a fixed entry of NaN": (lambda: plots.two_entries([math.nan]), "fixed to be finite"),
@@ -844,7 +844,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "maps of other images": (
         lambda: plots.grad_cam(torch.rand(2, 3, 8, 8), {"a": torch.rand(1, 2, 2)}),
-        r"maps of shape \(2, rows, columns\) for 'a', one an image, got \(1, 2, 2\)",
+        r"maps of shape \(2, rows, columns\) for 'a', one per image, got \(1, 2, 2\)",
     ),
     "no images": (lambda: plots.grad_cam([], {"a": torch.rand(1, 2, 2)}), "at least one image, got none"),
     "no dots": (lambda: plots.save(plots.two_entries(), "figure.png", dpi=0), "dpi above 0"),

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 import multimax
 from multimax import reweighting, training
-from multimax.training.groups import MODES
 
 V = 50
 
@@ -211,7 +210,7 @@ def test_clip_knows_output_layers() -> None:
 
 
 def test_clip_without_reweighting_is_torchs() -> None:
-    for mode in MODES:
+    for mode in training.MODES:
         one, other = nn.Linear(4, 4), nn.Linear(4, 4)
         for p, q in zip(one.parameters(), other.parameters(), strict=True):
             p.grad = torch.randn_like(p)
@@ -223,7 +222,7 @@ def test_clip_without_reweighting_is_torchs() -> None:
     assert training.clip_grad_norm_(nn.Linear(4, 4), 1.0, mode="separate") == 0
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", training.MODES)
 def test_clip_nonfinite(mode: str) -> None:
     model = trained()
     model.head.multimax.coefs.grad[0, 0] = math.nan

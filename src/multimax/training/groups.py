@@ -123,9 +123,7 @@ def _classes(model: nn.Module) -> dict[nn.Parameter, int]:
     """The number of classes for each reweighting parameter of an output layer."""
     found = {}
     for name, module in reweighting_modules(model):
-        if not name or isinstance(module, AttnScale):
-            continue
-        linear = output_linear(model.get_submodule(name.rpartition(".")[0]))
+        linear = output_linear(model.get_submodule(name.rpartition(".")[0])) if name else None
         if linear is not None:
             found.update(dict.fromkeys(module.parameters(), linear.out_features))
     return found

@@ -187,10 +187,10 @@ def patch_mixing_loss(patch_logits: Tensor, patch_targets: Tensor, *, label_smoo
         Gong, Wang, Li, Chandra, Liu: Vision Transformers with Patch Diversification, arXiv:2104.12753, 2021.
     """
     checks.patch_logits(patch_logits)
-    full = tuple(patch_logits.shape)
-    checks.target(patch_targets, patch_logits, full[:2], full, -100)
+    batch, patches, classes = patch_logits.shape
+    checks.target(patch_targets, patch_logits, (batch, patches), (batch, patches, classes), -100)
     if not torch.compiler.is_compiling():
-        checks.target_values(patch_targets, full[2], -100)
+        checks.target_values(patch_targets, classes, -100)
     smoothing = checks.number("label_smoothing", label_smoothing, 0, 1)
     logits = _exact(patch_logits)
     targets = patch_targets.to(logits.dtype) if patch_targets.is_floating_point() else patch_targets.long()
