@@ -59,7 +59,7 @@ def test_attention_modules_of_any_kind(need_weights: bool) -> None:
 
 def test_other_functions_add_nothing() -> None:
     model = nn.ModuleDict(
-        {"soft": multimax.MultiheadAttention(32, 4, reweight="softmax"), "own": multimax.MultiheadAttention(32, 4)}
+        {"soft": multimax.MultiheadAttention(32, 4, reweight="softmax"), "multi": multimax.MultiheadAttention(32, 4)}
     )
 
     class Both(nn.Module):
@@ -69,10 +69,10 @@ def test_other_functions_add_nothing() -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             x = self.parts["soft"](x, x, x, need_weights=False)[0]
-            return self.parts["own"](x, x, x, need_weights=False)[0]
+            return self.parts["multi"](x, x, x, need_weights=False)[0]
 
     found = multimax.count(Both(), torch.randn(5, 2, 32))
-    assert list(found.layers) == ["parts.own.multimax"]
+    assert list(found.layers) == ["parts.multi.multimax"]
     assert found.scores == 2 * 4 * 5 * 5
     assert found.parameters == 8
 

@@ -246,10 +246,10 @@ def test_mask_is_as_if_the_entries_were_not_there(reference: float | None, dim: 
     rows = zip(x.movedim(dim, -1), weights.movedim(dim, -1), mask.movedim(dim, -1), strict=True)
     expected = [
         (
-            slow_multi_modality(own[kept].tolist(), its[kept].tolist(), 0.1),
-            slow_sparsity(own[kept].tolist(), its[kept].tolist(), 0.1, reference),
+            slow_multi_modality(row[kept].tolist(), its[kept].tolist(), 0.1),
+            slow_sparsity(row[kept].tolist(), its[kept].tolist(), 0.1, reference),
         )
-        for own, its, kept in rows
+        for row, its, kept in rows
     ]
     m = multi_modality(x, weights, threshold=0.1, mask=mask, dim=dim)
     s = sparsity(x, weights, threshold=0.1, reference=reference, mask=mask, dim=dim)
@@ -364,12 +364,12 @@ def test_nan_in_weights_alone() -> None:
 @given(values=st.lists(st.floats(-20, 20), min_size=1, max_size=12), k=st.integers(1, 15))
 def test_entropy_support_and_top_mass_against_loops(values: list[float], k: int) -> None:
     weights = torch.softmax(tensor(values), -1)
-    own = weights.tolist()
-    close(entropy(weights), -sum(value * math.log(value) for value in own if value > 0))
-    close(top_mass(weights, k), sum(sorted(own, reverse=True)[:k]))
-    assert support(weights, threshold=0.01) == sum(value > 0.01 for value in own)
-    assert -1e-12 <= entropy(weights) <= math.log(len(own)) + 1e-12
-    assert top_mass(weights, k) >= min(k / len(own), 1) - 1e-12
+    values = weights.tolist()
+    close(entropy(weights), -sum(value * math.log(value) for value in values if value > 0))
+    close(top_mass(weights, k), sum(sorted(values, reverse=True)[:k]))
+    assert support(weights, threshold=0.01) == sum(value > 0.01 for value in values)
+    assert -1e-12 <= entropy(weights) <= math.log(len(values)) + 1e-12
+    assert top_mass(weights, k) >= min(k / len(values), 1) - 1e-12
     assert entropy(weights) >= -math.log(top_mass(weights, 1)) - 1e-12  # no less than the min-entropy
 
 
