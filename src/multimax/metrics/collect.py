@@ -18,13 +18,22 @@ from multimax.metrics.outputs import Positions, sequences
 from multimax.metrics.places import Places
 from multimax.metrics.rollout import Rollout
 from multimax.metrics.running import Frame, RunningModules
-from multimax.metrics.statistics import AttentionStatistics, LayerStatistics, Moments
+from multimax.metrics.statistics import AttentionStatistics, LayerStatistics
 from multimax.metrics.weights import entropy, mean_score, multi_modality, sparsity, support, top_mass
 from multimax.ops import checks, dtypes, observing
 from multimax.ops.observing import Blocks
 
+
+def _distance(features: Tensor, part: Tensor | None) -> Tensor:
+    """The mean average distance of the positions that take part, (B, L)."""
+    return mean_average_distance(features, None if part is None else part[:, :, None] & part[:, None, :])
+
+
 OF_ROWS = ("multi_modality", "sparsity", "entropy", "support", "top_mass")
-OF_FEATURES = ("patch_similarity", "mean_average_distance")
+OF_FEATURES: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
+    "patch_similarity": patch_similarity,
+    "mean_average_distance": _distance,
+}
 MEASURES = (*OF_ROWS, "histogram", *OF_FEATURES, "rollout_discrepancy")
 OnWeights = Callable[[str, Tensor, Tensor], object]
 
@@ -152,7 +161,7 @@ class _Collector:
             if measure in OF_ROWS:
                 values = self.of_rows[measure](scores, weights, part).double()
                 values = torch.where(some & ~broken, values, torch.nan)
-                layer.measures.setdefault(measure, Moments()).update(values)
+                layer.add(measure, values)
         if "histogram" in self.measures:
             if layer.histogram is None:
                 layer.histogram = self.options.histogram()
@@ -186,7 +195,7 @@ class _Collector:
             accumulated = self.outermost.rollouts.setdefault(key, Rollout(residual=self.options.residual))
             accumulated.update(map_)
             values = accumulated.discrepancy(map_)
-        layer.measures.setdefault("rollout_discrepancy", Moments()).update(values[:, None, None])
+        layer.add("rollout_discrepancy", values)
 
     def add_features(self, frame: _Frame, output: object) -> None:
         """Measures of a block's output, for the attention layers in it."""
@@ -197,19 +206,15 @@ class _Collector:
             layer = self.statistics.layers[name]
             batch_first = getattr(self.places.modules[name], "batch_first", True) is not False
             found = sequences(output, attentions, batch_first)
-            for measure in OF_FEATURES:
-                if measure in self.measures and not found:
+            for measure, function in OF_FEATURES.items():
+                if measure not in self.measures:
+                    continue
+                if not found:
                     where = frame.name or "the model"
                     layer.left_out[measure] = f"the output of {where} has no features of shape (batch, length, size)"
-            for features, part in found:
-                with dtypes.without_autocast(features.device):
-                    if "patch_similarity" in self.measures:
-                        values = patch_similarity(features, part)
-                        layer.measures.setdefault("patch_similarity", Moments()).update(values[:, None, None])
-                    if "mean_average_distance" in self.measures:
-                        pairs = None if part is None else part[:, :, None] & part[:, None, :]
-                        values = mean_average_distance(features, pairs)
-                        layer.measures.setdefault("mean_average_distance", Moments()).update(values[:, None, None])
+                for features, part in found:
+                    with dtypes.without_autocast(features.device):
+                        layer.add(measure, function(features, part))
 
 
 @contextmanager

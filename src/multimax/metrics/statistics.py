@@ -124,6 +124,11 @@ class LayerStatistics:
         """The numbers of one measure."""
         return self.measures[measure]
 
+    def add(self, measure: str, values: Tensor) -> None:
+        """Adds values of a measure, (batch, heads, any number), or (batch,) where heads share them; NaN for none."""
+        values = values[:, None, None] if values.ndim == 1 else values
+        self.measures.setdefault(measure, Moments()).update(values)
+
     def as_dict(self) -> dict[str, object]:
         """Plain Python numbers."""
         found: dict[str, object] = {"rows": self.rows, "nan_rows": self.nan_rows}

@@ -3,31 +3,28 @@
 import copy
 import math
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
 from types import TracebackType
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 
 from multimax.metrics import AttentionStatistics, collect
 from multimax.metrics.monotonicity import least_slope
-from multimax.metrics.running import Frame, RunningModules
 from multimax.nn.multihead import OWN
-from multimax.ops import checks, masking, observing
+from multimax.ops import checks
 from multimax.ops.presets import PaperParameters
 from multimax.reweighting.high_pass import AttnScale
 from multimax.reweighting.layer import MultiMax
 from multimax.reweighting.modules import Entmax, Softmax
-from multimax.training.groups import output_linear, reweighting_modules
+from multimax.training.groups import reweighting_modules
+from multimax.training.score_ranges import ScoreRanges
 
 LEARNED: dict[type[nn.Module], str] = {Softmax: "temperature", Entmax: "alpha", AttnScale: "omega"}
 SCORES = (-10.0, 10.0)  # where scores cannot be seen
-ROWS = 64  # whose logits are computed for the range of an output layer
 ROUNDING = 1e-5  # a slope that is this little below 0 is none
 Log = Callable[[dict[str, float], int], object]
 
@@ -90,68 +87,6 @@ def _watchable(model: nn.Module) -> None:
             continue
         if not any(one.startswith(f"{name}.") or name.startswith(f"{layer_name(one)}.") for one in functions):
             checks.no_dropout(name, module, _drops(module))
-
-
-class _Ranges:
-    """The least and the largest score that each MultiMax module gets."""
-
-    def __init__(self, modules: Mapping[str, nn.Module], model: nn.Module) -> None:
-        self.modules = modules
-        self.parents = {name: model.get_submodule(name.rpartition(".")[0]) for name in modules if name}
-        # frames of the parents, each by the name of the MultiMax in it
-        self.running = RunningModules({parent: name for name, parent in self.parents.items()}, Frame)
-        self.seen: dict[str, tuple[float, float]] = {}
-
-    @contextmanager
-    def watch(self) -> Iterator[None]:
-        with ExitStack() as hooks:
-            for name, module in self.modules.items():
-                hooks.callback(module.register_forward_hook(self._called(name), with_kwargs=True).remove)
-            for name, parent in self.parents.items():
-                if (linear := output_linear(parent)) is not None:
-                    # before it, since a sharded weight is only whole until after it
-                    hooks.callback(parent.register_forward_pre_hook(self._logits(name, linear)).remove)
-            hooks.enter_context(self.running.watch())
-            hooks.enter_context(observing.observe(self._observe))
-            yield
-
-    def _observe(self, order: int, shape: tuple[int, ...], blocks: observing.Blocks) -> None:
-        """An attention function that some module has called."""
-        frame = self.running.innermost
-        if frame is not None and order:
-            for scores, _, part in blocks():
-                self._add(frame.name, scores[part])
-
-    def _called(self, name: str) -> Callable[..., None]:
-        """The hook of a MultiMax that is given scores."""
-
-        @torch.no_grad()
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: object) -> None:
-            given = {**dict(zip(("x", "mask"), args, strict=False)), **kwargs}
-            x, mask = given["x"].detach(), given.get("mask")
-            part = masking.takes_part(x)
-            self._add(name, x[part if mask is None else part & mask])
-
-        return hook
-
-    def _logits(self, name: str, linear: nn.Linear) -> Callable[..., None]:
-        """The hook of an output layer, which may never hold its logits."""
-
-        @torch.no_grad()
-        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-            hidden = next(iter(args), None)
-            if isinstance(hidden, Tensor):
-                rows = hidden.detach().reshape(-1, linear.in_features)[:ROWS]
-                self._add(name, F.linear(rows, linear.weight, linear.bias))
-
-        return hook
-
-    def _add(self, name: str, scores: Tensor) -> None:
-        scores = scores[scores.isfinite()]
-        if scores.numel():
-            low, high = (bound.item() for bound in scores.aminmax())
-            least, largest = self.seen.get(name, (low, high))
-            self.seen[name] = (min(low, least), max(high, largest))
 
 
 class Monitor:
@@ -230,7 +165,7 @@ class Monitor:
         self.values: dict[str, float] = {}
         self._hooks: ExitStack | None = None
         self._found: AttentionStatistics | None = None
-        self._ranges = _Ranges({}, self.model)
+        self._ranges = ScoreRanges({}, self.model)
         self._warned: set[tuple[str, str]] = set()
 
     def _warn(self, layer: str, cause: str, text: str) -> None:
@@ -251,7 +186,7 @@ class Monitor:
             raise RuntimeError("multimax: expected the step before to be over, got another within it")
         if self.step % self.every == 0:
             self._hooks = ExitStack()
-            self._ranges = _Ranges({n: m for n, m in self.modules.items() if isinstance(m, MultiMax)}, self.model)
+            self._ranges = ScoreRanges({n: m for n, m in self.modules.items() if isinstance(m, MultiMax)}, self.model)
             try:
                 _watchable(self.wrapped)
                 if self.measures:
