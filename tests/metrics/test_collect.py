@@ -18,7 +18,7 @@ import multimax
 from multimax import metrics
 from multimax.metrics import MEASURES, LogHistogram, Moments, collect
 from multimax.metrics.weights import mean_score
-from multimax.ops import observing
+from multimax.ops import observing, reference
 from multimax.ops.attention import blocks as score_blocks
 
 ROWS = ("multi_modality", "sparsity", "entropy", "support", "top_mass", "histogram")
@@ -49,7 +49,7 @@ def params(order: int = 2, heads: int | None = None) -> tuple[Tensor, Tensor]:
 
 def check_values(moments: Moments, values: list[Tensor], tolerance: float) -> None:
     """Numbers of a measure against all its values, (B, H, n) each time, NaN for none."""
-    heads = torch.cat([own.double().transpose(0, 1).flatten(1) for own in values], 1)  # (H, values)
+    heads = torch.cat([value.double().transpose(0, 1).flatten(1) for value in values], 1)  # (H, values)
     rows = [row[~row.isnan()] for row in heads]
     everything = torch.cat(rows)
     assert moments.count == len(everything) > 0
@@ -103,7 +103,7 @@ def nothing_left_behind() -> Iterator[None]:
 
 
 class Attention(nn.Module):
-    """A user's attention, with MultiMax for one set of parameters or one a head, and any options."""
+    """A user's attention, with MultiMax for one set of parameters or one per head, and any options."""
 
     def __init__(self, key_heads: int = H, per_head: bool = False, causal: bool = False, order: int = 2) -> None:
         super().__init__()
@@ -182,7 +182,7 @@ WINDOW = (torch.arange(L) - torch.arange(L)[:, None] <= 1) & (torch.arange(L)[:,
 # options of the module, of the call, and what they mean for the matrix
 CALLS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "plain": ({}, {}, {}),
-    "causal, a set a head": ({"causal": True, "per_head": True}, {}, {}),
+    "causal, one set per head": ({"causal": True, "per_head": True}, {}, {}),
     "boolean mask": ({}, {"attn_mask": BOOL}, {"part": BOOL}),
     "one mask for all queries": ({}, {"attn_mask": BOOL[:, :, :1]}, {"part": BOOL[:, :, :1]}),
     "boolean mask and causal": ({"causal": True}, {"attn_mask": BOOL}, {"part": BOOL}),
@@ -283,16 +283,16 @@ def test_packed_sequences() -> None:
     with collect(model, MEASURES) as found:
         assert torch.equal(model(x, starts), expected)
     assert list(found) == ["layers.0", "layers.1"]
-    own, kept = x, {name: [] for name in found}
+    hidden, kept = x, {name: [] for name in found}
     outputs = {}
     for name, layer in zip(found, model.layers, strict=True):
-        outputs[name] = layer(own, starts)
-        for part in own.split(lengths):
+        outputs[name] = layer(hidden, starts)
+        for part in hidden.split(lengths):
             q, k, _ = layer.split(part[None])
             scores = (q @ k.transpose(-1, -2) * D**-0.5).detach()
             mask = torch.ones(scores.shape, dtype=torch.bool).tril()
             kept[name].append((scores, multimax.multimax(scores, layer.coefs, layer.knots, mask=mask).detach(), mask))
-        own = own + outputs[name]
+        hidden = hidden + outputs[name]
     for name, matrices in kept.items():
         check_rows(found[name], matrices)
         similarity = [metrics.patch_similarity(part)[None, None, None] for part in outputs[name].split(lengths)]
@@ -424,12 +424,12 @@ def test_heads_of_other_shapes() -> None:
             model(x)
     moments = found["function"]["entropy"]
     values = [metrics.entropy(function(x).detach()) for x in (one[None], two)]
-    own = metrics.entropy(function(five).detach()).flatten(0, 1)  # (6, H, L)
+    of_five = metrics.entropy(function(five).detach()).flatten(0, 1)  # (6, H, L)
     assert moments.head_counts == [1 + 3 + 6 * L] + [6 * L] * (H - 1)
-    first = torch.cat([values[0], values[1], own[:, 0].flatten()])
+    first = torch.cat([values[0], values[1], of_five[:, 0].flatten()])
     assert moments.head_means[0] == pytest.approx(first.mean().item(), rel=1e-12)
-    assert moments.head_means[1:] == pytest.approx(own.mean((0, 2))[1:].tolist(), rel=1e-12)
-    everything = torch.cat([values[0], values[1], own.flatten()])
+    assert moments.head_means[1:] == pytest.approx(of_five.mean((0, 2))[1:].tolist(), rel=1e-12)
+    everything = torch.cat([values[0], values[1], of_five.flatten()])
     assert moments.mean == pytest.approx(everything.mean().item(), rel=1e-12)
     assert moments.std == pytest.approx(everything.std(correction=0).item(), rel=1e-12)
 
@@ -478,8 +478,8 @@ def same(got: Any, expected: Any) -> None:
         assert torch.equal(got, expected)
     elif isinstance(got, tuple):
         assert len(got) == len(expected)
-        for own, other in zip(got, expected, strict=True):
-            same(own, other)
+        for one, other in zip(got, expected, strict=True):
+            same(one, other)
     else:
         assert got == expected
 
@@ -643,13 +643,13 @@ def test_torch_encoder_with_padding(nested: bool) -> None:
         lengths = (~PADDING).sum(1).tolist()
         kept: dict[str, list[Matrix]] = {}
         similarity: dict[str, list[Tensor]] = {}
-        for own, length in zip(x, lengths, strict=True):
-            own = own[None, :length]
+        for hidden, length in zip(x, lengths, strict=True):
+            hidden = hidden[None, :length]
             for i, layer in enumerate(model.layers):
                 name = f"layers.{i}.self_attn"
-                kept.setdefault(name, []).append(mha_matrix(layer.self_attn, own, own, own))
-                own = layer(own)
-                similarity.setdefault(name, []).append(metrics.patch_similarity(own)[:, None, None])
+                kept.setdefault(name, []).append(mha_matrix(layer.self_attn, hidden, hidden, hidden))
+                hidden = layer(hidden)
+                similarity.setdefault(name, []).append(metrics.patch_similarity(hidden)[:, None, None])
     for name in found:
         check_values(found[name]["patch_similarity"], similarity[name], 1e-11)
         if nested:  # else queries of the padding count, as they are computed
@@ -681,8 +681,8 @@ def test_torch_transformer() -> None:
         maps.setdefault(name.split(".")[0] + name.split(".")[-1], []).append(matrix[1])
     for stack in ("encoder", "decoder"):
         for i, value in enumerate(metrics.rollout_discrepancy(maps[stack + "self_attn"], heads_dim=1)):
-            own = found[f"{stack}.layers.{i}.self_attn"]["rollout_discrepancy"]
-            check_values(own, [value[:, None, None]], 1e-11)
+            moments = found[f"{stack}.layers.{i}.self_attn"]["rollout_discrepancy"]
+            check_values(moments, [value[:, None, None]], 1e-11)
     for i in range(2):
         assert "rollout_discrepancy" not in found[f"decoder.layers.{i}.multihead_attn"].measures
         assert "cross attention" in found[f"decoder.layers.{i}.multihead_attn"].left_out["rollout_discrepancy"]
@@ -924,6 +924,57 @@ def test_a_hook_of_the_users_that_raises_before_ours() -> None:
     assert found["blocks.1.attention"]["entropy"].count == B * H * L
 
 
+def test_weights_for_a_callback() -> None:
+    """A few queries at a time, in order, with what takes part; and no measures if there are none to take."""
+    model = Stack(Attention(causal=True), Attention(key_heads=2))
+    x = torch.randn(B, L, E, dtype=torch.float64)
+    kept: dict[str, list[tuple[Tensor, Tensor]]] = {}
+
+    def keep(layer: str, weights: Tensor, mask: Tensor) -> None:
+        kept.setdefault(layer, []).append((weights, mask))
+
+    with collect(model, (), on_weights=keep) as found:
+        model(x)
+    assert list(kept) == list(found) == ["blocks.0.attention", "blocks.1.attention"]
+    assert found["blocks.0.attention"].measures == {}
+    for block in model.blocks:
+        _, weights, part = block.attention.matrix(block.norm(x))
+        blocks = kept[f"blocks.{list(model.blocks).index(block)}.attention"]
+        assert len(blocks) > 1
+        assert torch.equal(torch.cat([mask for _, mask in blocks], 2), part)
+        got = torch.cat([weights for weights, _ in blocks], 2)
+        torch.testing.assert_close(got, weights)
+        assert not got.requires_grad
+        x = block(x)
+
+
+def test_a_callback_beside_measures_and_for_some_layers() -> None:
+    model = Stack(Attention(), Attention())
+    x = torch.randn(B, L, E, dtype=torch.float64)
+    names: list[str] = []
+    with collect(model, ROWS, layers=["blocks.1.attention"]) as expected:
+        model(x)
+    with collect(model, ROWS, layers=["blocks.1.attention"], on_weights=lambda layer, *_: names.append(layer)) as found:
+        model(x)
+    assert set(names) == {"blocks.1.attention"}
+    assert found.as_dict() == expected.as_dict()
+
+
+def test_a_callback_that_raises() -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("a bug of the callback's")
+
+    model = Stack(Attention())
+    before = all_hooks(model)
+    with pytest.raises(RuntimeError, match="a bug of the callback's"), collect(model, on_weights=broken):
+        model(torch.randn(B, L, E, dtype=torch.float64))
+    assert all_hooks(model) == before
+    with pytest.raises(TypeError, match=r"expected measures to be several names, got \(\)"), collect(model, ()):
+        pass
+    with pytest.raises(TypeError, match="expected measures to be several names, got 'entropy'"):
+        collect(model, "entropy", on_weights=broken).__enter__()
+
+
 def test_gradients_of_our_attention() -> None:
     model = Stack(Attention(causal=True), Attention(per_head=True)).float()
     x = torch.randn(B, L, E)
@@ -1081,11 +1132,11 @@ def test_table_and_dict() -> None:
     assert f"{layer['sparsity'].mean:.4f} ± {layer['sparsity'].std:.4f}" in lines[3]
     as_dict = found.as_dict()
     assert json.loads(json.dumps(as_dict, allow_nan=False)) == as_dict
-    own = as_dict["blocks.1.attention"]
-    assert own["rows"] == 4 * H * L
-    assert own["entropy"]["mean"] == layer["entropy"].mean  # type: ignore[index]
-    assert own["entropy"]["heads"]["mean"] == layer["entropy"].head_means  # type: ignore[index]
-    assert set(own) == {"rows", "nan_rows", *MEASURES}
+    numbers = as_dict["blocks.1.attention"]
+    assert numbers["rows"] == 4 * H * L
+    assert numbers["entropy"]["mean"] == layer["entropy"].mean  # type: ignore[index]
+    assert numbers["entropy"]["heads"]["mean"] == layer["entropy"].head_means  # type: ignore[index]
+    assert set(numbers) == {"rows", "nan_rows", *MEASURES}
     assert repr(found).startswith("AttentionStatistics(2 layers, multi_modality")
 
 
@@ -1134,9 +1185,9 @@ class LargestTensor(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        for own in out if isinstance(out, tuple | list) else (out,):
-            if isinstance(own, Tensor):
-                self.largest = max(self.largest, own.numel())
+        for tensor in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(tensor, Tensor):
+                self.largest = max(self.largest, tensor.numel())
         return out
 
 
@@ -1164,7 +1215,7 @@ def test_memory_does_not_grow_with_the_square_of_the_length(kind: str, monkeypat
             model(x, x, x, need_weights=False)
     assert len(shapes) == matrix // elements
     assert all(math.prod(shape) <= elements for shape in shapes)
-    # one value a bin of the histogram beside the scores; inputs are smaller
+    # one value per bin of the histogram beside the scores; inputs are smaller
     assert elements <= seen.largest <= elements + 100 < matrix
     (layer,) = found.layers.values()
     assert layer["entropy"].count == H * length
@@ -1172,7 +1223,7 @@ def test_memory_does_not_grow_with_the_square_of_the_length(kind: str, monkeypat
 
 def test_blocks_cover_all_queries() -> None:
     for shape in ((2, 3, 10, 4), (1, 1, 1, 1), (2, 3, 0, 5), (2, 3, 4, 0), (0, 3, 4, 5), (64, 64, 3, 900)):
-        rows = [i for own in score_blocks.query_slices(shape) for i in range(own.start, own.stop)]
+        rows = [i for block in score_blocks.query_slices(shape) for i in range(block.start, block.stop)]
         assert rows == list(range(shape[2]))
 
 
@@ -1182,10 +1233,10 @@ def test_blocks_cover_all_queries() -> None:
 def test_band_of_some_rows(causal: bool, left: int, right: int, shape: tuple[int, int]) -> None:
     device = torch.device("cpu")
     parts = [
-        multimax.reference.band(*shape, causal, left, right, device, slice(i, min(i + 2, shape[0])))
+        reference.band(*shape, causal, left, right, device, slice(i, min(i + 2, shape[0])))
         for i in range(0, shape[0], 2)
     ]
-    assert torch.equal(torch.cat(parts), multimax.reference.band(*shape, causal, left, right, device))
+    assert torch.equal(torch.cat(parts), reference.band(*shape, causal, left, right, device))
 
 
 def test_observers_are_told_order_and_shape_and_need_no_values(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1239,8 +1290,8 @@ def test_nothing_is_reported_from_compiled_code() -> None:
 def test_moments_do_not_cancel() -> None:
     moments = Moments()
     values = 1e8 + torch.randn(3, 2, 1000, dtype=torch.float64)
-    for own in values.split(100, 2):
-        moments.update(own)
+    for batch in values.split(100, 2):
+        moments.update(batch)
     check_values(moments, [values], 1e-9)
 
 
@@ -1251,14 +1302,16 @@ def test_transformers_with_our_attention_in_its_interface() -> None:
     coefs, knots = multimax.from_paper(*multimax.presets["deit_small"][8])
     kept: list[Tensor] = []
 
-    def own(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **_: Any) -> Any:
+    def attention_function(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **_: Any
+    ) -> Any:
         scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
         causal = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
         kept.append(multimax.multimax(scores, coefs, knots, mask=causal))
         out = multimax.multimax_attention(query, key, value, coefs, knots, is_causal=True)
         return out.transpose(1, 2).contiguous(), None
 
-    AttentionInterface.register("own_multimax", own)
+    AttentionInterface.register("own_multimax", attention_function)
     AttentionMaskInterface.register("own_multimax", sdpa_mask)
     config = GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=99, bos_token_id=0, eos_token_id=0)
     model = GPT2Model(config).eval()

@@ -86,20 +86,25 @@ def test_against_loops(shape: tuple[int, ...]) -> None:
         targets.reshape(-1, *targets.shape[-2:]),
     )
     everything = [[True] * shape[-2]] * shape[-2]
-    close(patch_similarity(features).reshape(-1), [slow_similarity(own.tolist()) for own in flat])
+    close(patch_similarity(features).reshape(-1), [slow_similarity(patches.tolist()) for patches in flat])
     close(
         patch_similarity(hidden, mask).reshape(-1),
-        [slow_similarity(own[its].tolist()) for own, its in zip(flat, kept, strict=True)],
+        [slow_similarity(patches[its].tolist()) for patches, its in zip(flat, kept, strict=True)],
     )
-    close(mean_average_distance(features).reshape(-1), [slow_distance(own.tolist(), everything) for own in flat])
+    close(
+        mean_average_distance(features).reshape(-1), [slow_distance(patches.tolist(), everything) for patches in flat]
+    )
     close(
         mean_average_distance(features, targets).reshape(-1),
-        [slow_distance(own.tolist(), its.tolist()) for own, its in zip(flat, wanted, strict=True)],
+        [slow_distance(patches.tolist(), its.tolist()) for patches, its in zip(flat, wanted, strict=True)],
     )
     pairs = mask[..., :, None] & mask[..., None, :]
     close(
         mean_average_distance(hidden, pairs).reshape(-1),
-        [slow_distance(own.tolist(), its.tolist()) for own, its in zip(flat, pairs.reshape(wanted.shape), strict=True)],
+        [
+            slow_distance(patches.tolist(), its.tolist())
+            for patches, its in zip(flat, pairs.reshape(wanted.shape), strict=True)
+        ],
     )
 
 

@@ -72,8 +72,8 @@ def test_mask_and_batches() -> None:
     weights, mask = torch.rand(3, 2, 50) ** 9, torch.rand(3, 1, 50) < 0.5
     whole, parts = LogHistogram(), LogHistogram()
     whole.update(weights, mask)
-    for own, its in zip(weights, mask, strict=True):
-        parts.update(own, its)
+    for part, its in zip(weights, mask, strict=True):
+        parts.update(part, its)
     assert whole.as_dict() == parts.as_dict()
     kept = LogHistogram()
     kept.update(weights[mask.expand_as(weights)])

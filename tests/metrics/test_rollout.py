@@ -17,10 +17,10 @@ def maps(layers: int, *shape: int) -> list[Tensor]:
     return [torch.softmax(torch.randn(shape, dtype=torch.float64), -1) for _ in range(layers)]
 
 
-def slow_rollout(own: list[list[list[float]]], residual: bool) -> list[list[list[float]]]:
+def slow_rollout(maps: list[list[list[float]]], residual: bool) -> list[list[list[float]]]:
     """Of one sequence, whose rows sum to 1, by loops."""
     found: list[list[list[float]]] = []
-    for layer in own:
+    for layer in maps:
         size = range(len(layer))
         a = [[(layer[i][j] + (i == j)) / 2 if residual else layer[i][j] for j in size] for i in size]
         if found:

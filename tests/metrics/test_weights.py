@@ -147,8 +147,8 @@ def test_ties_of_the_largest_entry_share_its_weight() -> None:
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2, -1, -2, -3])
-@pytest.mark.parametrize("thresholds", ["number", "one a row"])
-@pytest.mark.parametrize("reference", ["default", "number", "one a row"])
+@pytest.mark.parametrize("thresholds", ["number", "one per row"])
+@pytest.mark.parametrize("reference", ["default", "number", "one per row"])
 def test_batches_along_every_dim_against_the_slow_loop(dim: int, thresholds: str, reference: str) -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(3, 4, 5, generator=generator, dtype=torch.float64)
@@ -156,12 +156,12 @@ def test_batches_along_every_dim_against_the_slow_loop(dim: int, thresholds: str
     weights = torch.softmax(torch.randn(3, 4, 5, generator=generator, dtype=torch.float64), dim)
     rows = x.amin(dim).shape
     epsilon = torch.randn(rows, generator=generator, dtype=torch.float64)
-    epsilon = epsilon if thresholds == "one a row" else torch.full_like(epsilon, 0.1)
+    epsilon = epsilon if thresholds == "one per row" else torch.full_like(epsilon, 0.1)
     scale = 0.1 + torch.rand(rows, generator=generator, dtype=torch.float64)
-    scale = scale if reference == "one a row" else torch.full_like(scale, 0.3)
+    scale = scale if reference == "one per row" else torch.full_like(scale, 0.3)
 
-    given_epsilon = epsilon if thresholds == "one a row" else 0.1
-    given_scale = {"default": None, "number": 0.3, "one a row": scale}[reference]
+    given_epsilon = epsilon if thresholds == "one per row" else 0.1
+    given_scale = {"default": None, "number": 0.3, "one per row": scale}[reference]
     got_m = multi_modality(x, weights, threshold=given_epsilon, dim=dim)
     got_s = sparsity(x, weights, threshold=given_epsilon, reference=given_scale, dim=dim)
     assert got_m.shape == got_s.shape == rows
@@ -246,10 +246,10 @@ def test_mask_is_as_if_the_entries_were_not_there(reference: float | None, dim: 
     rows = zip(x.movedim(dim, -1), weights.movedim(dim, -1), mask.movedim(dim, -1), strict=True)
     expected = [
         (
-            slow_multi_modality(own[kept].tolist(), its[kept].tolist(), 0.1),
-            slow_sparsity(own[kept].tolist(), its[kept].tolist(), 0.1, reference),
+            slow_multi_modality(row[kept].tolist(), its[kept].tolist(), 0.1),
+            slow_sparsity(row[kept].tolist(), its[kept].tolist(), 0.1, reference),
         )
-        for own, its, kept in rows
+        for row, its, kept in rows
     ]
     m = multi_modality(x, weights, threshold=0.1, mask=mask, dim=dim)
     s = sparsity(x, weights, threshold=0.1, reference=reference, mask=mask, dim=dim)
@@ -364,12 +364,12 @@ def test_nan_in_weights_alone() -> None:
 @given(values=st.lists(st.floats(-20, 20), min_size=1, max_size=12), k=st.integers(1, 15))
 def test_entropy_support_and_top_mass_against_loops(values: list[float], k: int) -> None:
     weights = torch.softmax(tensor(values), -1)
-    own = weights.tolist()
-    close(entropy(weights), -sum(value * math.log(value) for value in own if value > 0))
-    close(top_mass(weights, k), sum(sorted(own, reverse=True)[:k]))
-    assert support(weights, threshold=0.01) == sum(value > 0.01 for value in own)
-    assert -1e-12 <= entropy(weights) <= math.log(len(own)) + 1e-12
-    assert top_mass(weights, k) >= min(k / len(own), 1) - 1e-12
+    values = weights.tolist()
+    close(entropy(weights), -sum(value * math.log(value) for value in values if value > 0))
+    close(top_mass(weights, k), sum(sorted(values, reverse=True)[:k]))
+    assert support(weights, threshold=0.01) == sum(value > 0.01 for value in values)
+    assert -1e-12 <= entropy(weights) <= math.log(len(values)) + 1e-12
+    assert top_mass(weights, k) >= min(k / len(values), 1) - 1e-12
     assert entropy(weights) >= -math.log(top_mass(weights, 1)) - 1e-12  # no less than the min-entropy
 
 
@@ -396,7 +396,7 @@ def test_errors() -> None:
     x, weights = torch.randn(2, 3), torch.rand(2, 3)
     with pytest.raises(ValueError, match=r"multimax: expected weights of the shape of x, \(2, 3\), got \(3,\)"):
         multi_modality(x, weights[0], threshold=0.0)
-    with pytest.raises(ValueError, match=r"expected one number or one a row, of shape \(2,\), got \(3,\)"):
+    with pytest.raises(ValueError, match=r"expected one number or one per row, of shape \(2,\), got \(3,\)"):
         sparsity(x, weights, threshold=torch.zeros(3))
     with pytest.raises(TypeError, match="expected mask to be a boolean tensor"):
         sparsity(x, weights, threshold=0.0, mask=torch.ones(2, 3))

@@ -32,7 +32,7 @@ PHOTOS = DATA / "photos"
 
 
 def sigma(x: Tensor, parameters: Any) -> Tensor:
-    t_b, t_d, b, d = (torch.tensor(own).double() for own in parameters)
+    t_b, t_d, b, d = (torch.tensor(values).double() for values in parameters)
     total = x.clone()
     for n in range(len(t_b)):
         total += (1 - t_b[n]) * (b[n] - x).clamp(min=0) ** (n + 1) + (t_d[n] - 1) * (x - d[n]).clamp(min=0) ** (n + 1)
@@ -57,11 +57,13 @@ EXPECTED: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def data(line: Any) -> Tensor:
-    return torch.stack([torch.tensor(own, dtype=torch.float64) for own in (line.get_xdata(), line.get_ydata())], -1)
+    return torch.stack(
+        [torch.tensor(values, dtype=torch.float64) for values in (line.get_xdata(), line.get_ydata())], -1
+    )
 
 
 def close(one: Any, other: Any) -> None:
-    one, other = (torch.as_tensor(numpy.asarray(own), dtype=torch.float64) for own in (one, other))
+    one, other = (torch.as_tensor(numpy.asarray(values), dtype=torch.float64) for values in (one, other))
     torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-6)
 
 
@@ -69,7 +71,7 @@ def close(one: Any, other: Any) -> None:
 
 
 def test_learned_sigma_draws_the_function() -> None:
-    layers: Any = {f"layer {n}": [own._asdict()] for n, own in enumerate(DEIT, start=1)}
+    layers: Any = {f"layer {n}": [layer._asdict()] for n, layer in enumerate(DEIT, start=1)}
     layers["two runs"] = [DEIT[0]._asdict(), DEIT[11]]
     figure = plots.learned_sigma(layers, low=-3, high=3, columns=4)
     assert [axes.get_title() for axes in figure.axes] == list(layers)
@@ -107,16 +109,16 @@ def test_learned_sigma_of_a_preset_shows_what_the_caption_says() -> None:
 
 def test_learned_sigma_of_a_model() -> None:
     model = nn.ModuleDict({"0": multimax.MultiheadAttention(8, 2, per_head=True), "1": nn.Linear(2, 2)})
-    own = model["0"].multimax
+    function = model["0"].multimax
     with torch.no_grad():
-        own.coefs.normal_()
-        own.knots.normal_()
+        function.coefs.normal_()
+        function.knots.normal_()
     (axes,) = plots.learned_sigma(model).axes
     _, *lines = axes.get_lines()
     assert len(lines) == 2  # a head each
     for head, line in enumerate(lines):
         x, y = data(line).T
-        close(y, sigma(x, [getattr(own, s)[head].tolist() for s in ("t_b", "t_d", "b", "d")]))
+        close(y, sigma(x, [getattr(function, s)[head].tolist() for s in ("t_b", "t_d", "b", "d")]))
 
 
 # functions
@@ -125,7 +127,7 @@ def test_learned_sigma_of_a_model() -> None:
 def test_simplex_draws_each_function() -> None:
     figure = plots.simplex()
     softmax, *panels, _ = figure.axes
-    inputs = torch.tensor(plots.functions.SERIES, dtype=torch.float64)
+    inputs = torch.tensor(plots.function_comparisons.SERIES, dtype=torch.float64)
     corners = torch.tensor([[0, 0], [1, 0], [0.5, math.sqrt(0.75)]], dtype=torch.float64)
     lines = {round(step, 2): line for step, line in zip((16, 8, 4, 2, 1, 0.5, 0.25), softmax.get_lines(), strict=True)}
     for step, line in lines.items():
@@ -143,12 +145,14 @@ def test_simplex_draws_each_function() -> None:
 
 def test_simplex_shows_what_the_caption_says() -> None:
     """Sparse functions go to a corner where MultiMax stays between two, at their edge; warm softmax leaves it."""
-    softmax, sparsemax, entmax15, _, own, _ = plots.simplex().axes
-    place = {axes: torch.tensor(axes.collections[-1].get_offsets().tolist()) for axes in (sparsemax, entmax15, own)}
-    second = plots.functions.SERIES.index((3.0, 1.0, -1.0))  # clearly the second, clearly not the third
+    softmax, sparsemax, entmax15, _, multimax_axes, _ = plots.simplex().axes
+    place = {
+        axes: torch.tensor(axes.collections[-1].get_offsets().tolist()) for axes in (sparsemax, entmax15, multimax_axes)
+    }
+    second = plots.function_comparisons.SERIES.index((3.0, 1.0, -1.0))  # clearly the second, clearly not the third
     assert place[sparsemax][second].tolist() == place[entmax15][second].tolist() == [0, 0]
-    assert 0.2 < place[own][second][0] < 0.8
-    assert place[own][:, 1].max() < 0.001  # on the edge all the time
+    assert 0.2 < place[multimax_axes][second][0] < 0.8
+    assert place[multimax_axes][:, 1].max() < 0.001  # on the edge all the time
     warm = data(softmax.get_lines()[2])
     assert warm[:, 1].min() > 0.1
 
@@ -170,7 +174,7 @@ def test_functions_may_compute_in_any_dtype() -> None:
 
 
 def test_inputs_may_be_a_list_of_tensors() -> None:
-    rows = [torch.tensor(own) for own in ([3.0, 0.0, -1.0], [3.0, 3.0, -1.0], [0.0, 3.0, -1.0])]
+    rows = [torch.tensor(row) for row in ([3.0, 0.0, -1.0], [3.0, 3.0, -1.0], [0.0, 3.0, -1.0])]
     path = data(plots.simplex(rows, temperatures=[1]).axes[0].get_lines()[0])
     close(path[:, 1], torch.softmax(torch.stack(rows), -1)[:, 2] * math.sqrt(0.75))
 
@@ -187,15 +191,15 @@ def measures(x: Tensor, weights: Tensor, threshold: float) -> tuple[float, float
 def test_trade_off_draws_both_measures() -> None:
     x = torch.tensor([2.4, 2.0, 0.3, 0.0, -0.2, -0.6, -1.0, -2.0], dtype=torch.float64)
     (axes,) = plots.trade_off().axes
-    softmax, *others, own = axes.collections
+    softmax, *others, layers = axes.collections
     close(softmax.get_offsets(), [measures(x, torch.softmax(x / t, -1), 1.0) for t in (0.1, 0.25, 0.5, 1, 2, 4)])
     for points, name in zip(others, ("sparsemax", "entmax-1.5", "Ev-SoftMax"), strict=True):
         assert points.get_label() == name
         close(points.get_offsets(), [measures(x, EXPECTED[name](x), 1.0)])
-    close(own.get_offsets(), [measures(x, torch.softmax(sigma(x, layer), -1), 1.0) for layer in DEIT])
+    close(layers.get_offsets(), [measures(x, torch.softmax(sigma(x, layer), -1), 1.0) for layer in DEIT])
     # no temperature has as much of both as a layer, but for the second
     curve = data(axes.get_lines()[0])
-    for number, place in enumerate(torch.tensor(own.get_offsets().tolist()).double(), start=1):
+    for number, place in enumerate(torch.tensor(layers.get_offsets().tolist()).double(), start=1):
         reached = bool((curve >= place).all(-1).any())
         assert reached == (number == 2)
 
@@ -207,7 +211,10 @@ def test_trade_off_writes_long_labels_beside_the_points() -> None:
     assert texts["layer 6"].get_position()[0] > 5
     five = {f"f{n}": multimax.reweighting.sparsemax for n in range(5)}
     (axes,) = plots.trade_off(functions=five).axes
-    marks = [str((own.get_paths()[0].vertices.tolist(), own.get_facecolor().tolist())) for own in axes.collections[1:6]]
+    marks = [
+        str((points.get_paths()[0].vertices.tolist(), points.get_facecolor().tolist()))
+        for points in axes.collections[1:6]
+    ]
     assert len(set(marks)) == 5  # each can be told from the others
 
 
@@ -231,8 +238,8 @@ def test_two_entries_draws_the_weight_of_x() -> None:
             close(lines[f"softmax, T = {step}"][:, 1], torch.sigmoid((x - fixed) / step))
     # among small entries MultiMax decides early, among large ones both live
     early, late = (
-        own[(own[:, 0] - (fixed - 0.5)).abs().argmin(), 1]
-        for own, fixed in zip((data(axes.get_lines()[-1]) for axes in figure.axes), (-2, 2), strict=True)
+        line[(line[:, 0] - (fixed - 0.5)).abs().argmin(), 1]
+        for line, fixed in zip((data(axes.get_lines()[-1]) for axes in figure.axes), (-2, 2), strict=True)
     )
     assert early < 0.01
     assert late > 0.4
@@ -255,17 +262,17 @@ def entries() -> list[dict[str, Any]]:
 def test_patch_similarity_by_layer_and_epoch() -> None:
     given = {7: [0.5, 0.25], 1: torch.tensor([0.125, 0.75])}
     figure = plots.patch_similarity({"log": entries(), "given": given})
-    log, own, _ = figure.axes
-    assert [axes.get_title() for axes in (log, own)] == ["log", "given"]
-    assert log.get_ylim() == own.get_ylim()
+    log, given, _ = figure.axes
+    assert [axes.get_title() for axes in (log, given)] == ["log", "given"]
+    assert log.get_ylim() == given.get_ylim()
     for epoch, line in zip((1, 2, 3), log.get_lines(), strict=True):
         close(data(line), [[n + 1, n / 10 + epoch / 100] for n in range(3)])
-    close(data(own.get_lines()[0])[:, 1], [0.125, 0.75])
-    close(data(own.get_lines()[1])[:, 1], [0.5, 0.25])
+    close(data(given.get_lines()[0])[:, 1], [0.125, 0.75])
+    close(data(given.get_lines()[1])[:, 1], [0.5, 0.25])
     # the later the darker, on one scale
-    light = [sum(line.get_color()[:3]) for line in (*log.get_lines(), own.get_lines()[1])]
+    light = [sum(line.get_color()[:3]) for line in (*log.get_lines(), given.get_lines()[1])]
     assert light == sorted(light, reverse=True)
-    assert own.get_lines()[0].get_color() == log.get_lines()[0].get_color()
+    assert given.get_lines()[0].get_color() == log.get_lines()[0].get_color()
 
 
 def test_rollout_discrepancy_by_layer() -> None:
@@ -276,13 +283,13 @@ def test_rollout_discrepancy_by_layer() -> None:
         model(torch.randn(4, 5, 8))
     (axes,) = plots.rollout_discrepancy({"maps": values, "numbers": [0.5, 0.25], "model": found}).axes
     first, second, third = axes.get_lines()
-    close(data(first), [[n + 1, own.mean()] for n, own in enumerate(values)])
+    close(data(first), [[n + 1, value.mean()] for n, value in enumerate(values)])
     close(data(second), [[1, 0.5], [2, 0.25]])
-    own = [found[name]["rollout_discrepancy"] for name in found]
-    close(data(third)[:, 1], [moments.mean for moments in own])
+    by_layer = [found[name]["rollout_discrepancy"] for name in found]
+    close(data(third)[:, 1], [moments.mean for moments in by_layer])
     (band,) = axes.collections
     top = band.get_paths()[0].vertices[:, 1].max()
-    assert top == pytest.approx(max(moments.mean + moments.std for moments in own))
+    assert top == pytest.approx(max(moments.mean + moments.std for moments in by_layer))
 
 
 def test_training_curves() -> None:
@@ -308,7 +315,7 @@ def test_training_curves() -> None:
 
 def test_metrics_are_read_from_a_run(tmp_path: Path) -> None:
     lines = [*entries(), {"loss": "nan", "step": 40}]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(own) + "\n" for own in lines))
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = plots.read_metrics(tmp_path)
     assert found[:-1] == entries() == plots.read_metrics(tmp_path / "metrics.jsonl")[:-1]
     assert math.isnan(found[-1]["loss"])
@@ -323,9 +330,9 @@ def histograms() -> tuple[dict[str, Tensor], dict[str, metrics.LogHistogram]]:
     weights["layers.1.attn"][:30, 0] = 0
     weights["layers.1.attn"][0, 1] = 1e-12
     made = {}
-    for name, own in weights.items():
+    for name, values in weights.items():
         made[name] = metrics.LogHistogram()
-        made[name].update(own)
+        made[name].update(values)
     return weights, made
 
 
@@ -333,12 +340,12 @@ def test_attention_histograms() -> None:
     weights, made = histograms()
     figure = plots.attention_histograms({"one": made, "same": made})
     assert [axes.get_title() for axes in figure.axes] == ["layer 1", "layer 2"]
-    for axes, own in zip(figure.axes, weights.values(), strict=True):
+    for axes, values in zip(figure.axes, weights.values(), strict=True):
         assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
         edges = numpy.logspace(-8, 0, 81)
         for patch in axes.patches:
             close(patch.get_data().edges, edges)
-            close(patch.get_data().values, numpy.histogram(own.numpy(), edges)[0])
+            close(patch.get_data().values, numpy.histogram(values.numpy(), edges)[0])
     share = (weights["layers.1.attn"] < 1e-8).double().mean().item()
     assert [text.get_text() for text in figure.axes[1].texts] == [f"{share:.1%} below 1e-8"] * 2
 
@@ -362,10 +369,10 @@ def test_histograms_say_what_fits_no_bin() -> None:
 def test_cumulative_attention() -> None:
     weights, made = histograms()
     figure = plots.cumulative_attention({"one": made})
-    for axes, own in zip(figure.axes, weights.values(), strict=True):
+    for axes, values in zip(figure.axes, weights.values(), strict=True):
         x, y = data(axes.get_lines()[0]).T
         for place in (0, 17, 55, 80):
-            assert y[place].item() == pytest.approx((own < x[place]).double().mean().item(), abs=1e-3)
+            assert y[place].item() == pytest.approx((values < x[place]).double().mean().item(), abs=1e-3)
 
 
 def test_histograms_of_a_model() -> None:
@@ -406,8 +413,8 @@ def test_attention_of_a_model_is_what_it_computes(vit: ViTForImageClassification
     vit.train()
     for inputs in (pixels, {"pixel_values": pixels}):
         found = plots.attention_of(vit, inputs)
-        for own, expected in zip(found.values(), eager(vit, pixels).attentions, strict=True):
-            torch.testing.assert_close(own, expected.detach(), atol=1e-5, rtol=1e-4)
+        for weights, expected in zip(found.values(), eager(vit, pixels).attentions, strict=True):
+            torch.testing.assert_close(weights, expected.detach(), atol=1e-5, rtol=1e-4)
     assert vit.training
     assert not list(marked(vit))
     assert torch.equal(vit.eval()(pixels).logits, before)
@@ -431,8 +438,8 @@ def test_attention_maps_show_the_weights_of_the_query(vit: ViTForImageClassifica
         assert (*square.get_xy(), square.get_width(), square.get_height()) == (15.5, 7.5, 8, 8)  # row 1, column 2
         for head, axes in enumerate(heads):
             shown = axes.images[-1]
-            own = weights[0, head, 1 + 5, 1:].detach().reshape(3, 3)  # after the class token
-            torch.testing.assert_close(torch.tensor(shown.get_array().tolist()).float(), own, atol=1e-5, rtol=1e-4)
+            map_ = weights[0, head, 1 + 5, 1:].detach().reshape(3, 3)  # after the class token
+            torch.testing.assert_close(torch.tensor(shown.get_array().tolist()).float(), map_, atol=1e-5, rtol=1e-4)
             assert shown.get_extent() == [-0.5, 23.5, 23.5, -0.5]
             assert shown.norm.vmax == pytest.approx(weights[0, :, 6, 1:].max().item(), abs=1e-5)
 
@@ -474,12 +481,12 @@ def test_large_photos_are_made_smaller() -> None:
 
 def test_every_module_stays_in_its_mode(vit: ViTForImageClassification) -> None:
     vit.vit.layers[0].eval()  # as frozen layers are
-    before = {name: own.training for name, own in vit.named_modules()}
+    before = {name: module.training for name, module in vit.named_modules()}
     pixels = torch.randn(1, 3, 24, 24)
     with torch.inference_mode():
         plots.attention_of(vit, pixels)
         plots.class_activation(vit, pixels)
-    assert {name: own.training for name, own in vit.named_modules()} == before
+    assert {name: module.training for name, module in vit.named_modules()} == before
 
 
 def by_hand(features: Tensor, gradient: Tensor) -> Tensor:
@@ -519,9 +526,9 @@ def test_grad_cam_of_a_block(vit: ViTForImageClassification, pooling: str) -> No
     for number, layer in enumerate(vit.vit.layers):
 
         def keep(_: Any, __: Any, output: Any, number: int = number) -> Any:
-            own = (output if isinstance(output, Tensor) else output[0]).detach().requires_grad_()
-            hidden[number] = own
-            return own if isinstance(output, Tensor) else (own, *output[1:])
+            features = (output if isinstance(output, Tensor) else output[0]).detach().requires_grad_()
+            hidden[number] = features
+            return features if isinstance(output, Tensor) else (features, *output[1:])
 
         hooks.append(layer.register_forward_hook(keep) if number == len(vit.vit.layers) + place else None)
     output = model.eval()(pixels)
@@ -566,7 +573,7 @@ def test_grad_cam_draws_a_row_a_model(vit: ViTForImageClassification) -> None:
 @pytest.mark.skipif(not PHOTOS.is_dir(), reason="no photos in ../shared/data/photos")
 def test_real_photos(vit: ViTForImageClassification) -> None:
     images = [Image.open(PHOTOS / name).convert("RGB").resize((24, 24)) for name in ("chelsea.png", "astronaut.png")]
-    pixels = torch.stack([torch.from_numpy(numpy.array(own)).movedim(-1, 0) / 127.5 - 1 for own in images])
+    pixels = torch.stack([torch.from_numpy(numpy.array(image)).movedim(-1, 0) / 127.5 - 1 for image in images])
     figure = plots.attention_maps(images[0], vit, query=0, inputs=pixels[:1])
     close(figure.axes[0].images[0].get_array(), numpy.array(images[0]) / 255)
     assert len(plots.grad_cam(images, {"softmax": vit}, inputs=pixels).axes) == 4
@@ -647,7 +654,7 @@ def test_values_that_are_no_parameters_are_no_mathematics() -> None:
 
 @pytest.mark.parametrize("name", DRAWN)
 def test_without_matplotlib(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in [own for own in sys.modules if own.split(".")[0] == "matplotlib"]:
+    for module in [module for module in sys.modules if module.split(".")[0] == "matplotlib"]:
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(
         ImportError, match=r'expected matplotlib for figures, got none; pip install "multimax\[plots\]"'
@@ -663,7 +670,7 @@ def test_every_figure_is_tried() -> None:
 def test_nothing_global_is_changed() -> None:
     code = (
         "import sys, matplotlib\n"
-        "def settings(): return {own: matplotlib.rcParams[own] for own in matplotlib.rcParams if own != 'backend'}\n"
+        "def settings(): return {key: matplotlib.rcParams[key] for key in matplotlib.rcParams if key != 'backend'}\n"
         "before = settings()\n"
         "from multimax import plots\n"
         "for name, figure in plots.paper_figures(): figure.draw_without_rendering()\n"
@@ -723,7 +730,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "one label for two": (
         lambda: plots.simplex(functions={"a": torch.sigmoid}, multimax={"a": DEIT[0]}),
-        "a label of its own for each function, got a twice",
+        "a different label for each function, got a twice",
     ),
     "a threshold in words": (lambda: plots.trade_off(threshold="mean"), "threshold to be numbers, got str"),
     "a fixed entry of NaN": (lambda: plots.two_entries([math.nan]), "fixed to be finite"),
@@ -844,7 +851,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "maps of other images": (
         lambda: plots.grad_cam(torch.rand(2, 3, 8, 8), {"a": torch.rand(1, 2, 2)}),
-        r"maps of shape \(2, rows, columns\) for 'a', one an image, got \(1, 2, 2\)",
+        r"maps of shape \(2, rows, columns\) for 'a', one per image, got \(1, 2, 2\)",
     ),
     "no images": (lambda: plots.grad_cam([], {"a": torch.rand(1, 2, 2)}), "at least one image, got none"),
     "no dots": (lambda: plots.save(plots.two_entries(), "figure.png", dpi=0), "dpi above 0"),
@@ -910,8 +917,8 @@ def test_figures_command_says_what_is_wrong(
 def test_gallery_is_drawn_from_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gallery_figures, "EXAMPLES", 20)
     short = {"trainer": {"max_steps": 4, "eval_steps": 2, "logging_steps": 2}, "measured": 20, "tensorboard": False}
-    for folder, own in (("softmax", {}), ("multimax-both", {"attention": "multimax", "output": "multimax"})):
-        settings = override(preset("cpu-digits"), {**short, **own})
+    for folder, methods in (("softmax", {}), ("multimax-both", {"attention": "multimax", "output": "multimax"})):
+        settings = override(preset("cpu-digits"), {**short, **methods})
         train(settings, tmp_path / "runs" / folder / "seed-0", progress=False)
     gallery_figures.draw(tmp_path / "runs", tmp_path / "figures", 0)
     drawn = {file.stem for file in (tmp_path / "figures").iterdir()}

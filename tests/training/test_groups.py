@@ -19,13 +19,13 @@ class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(V, 16)
-        own = (
+        attentions = (
             multimax.MultiheadAttention(16, 2, batch_first=True, per_head=True, attn_scale=True),
             multimax.MultiheadAttention(16, 2, batch_first=True, reweight=reweighting.Entmax(learn=True)),
             multimax.MultiheadAttention(16, 2, batch_first=True, reweight=reweighting.Softmax(learn=True)),
         )
         self.layers = nn.ModuleList()
-        for attention in own:
+        for attention in attentions:
             layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
             layer.self_attn = attention
             self.layers.append(layer)
@@ -89,12 +89,12 @@ def test_param_groups() -> None:
     model = Model()
     model.layers[1].linear1.weight.requires_grad_(False)
     model.head.multimax.knots.requires_grad_(False)
-    others, own = training.param_groups(model, lr=0.1, weight_decay=0.3, multimax_lr_factor=5)
+    others, reweighting_group = training.param_groups(model, lr=0.1, weight_decay=0.3, multimax_lr_factor=5)
     assert (others["lr"], others["weight_decay"]) == (0.1, 0.3)
-    assert (own["lr"], own["weight_decay"]) == (0.5, 0.0)
+    assert (reweighting_group["lr"], reweighting_group["weight_decay"]) == (0.5, 0.0)
     named = {id(p): name for name, p in model.named_parameters()}
-    assert [named[id(p)] for p in own["params"]] == NAMES[:-1]
-    given = [id(p) for p in others["params"] + own["params"]]
+    assert [named[id(p)] for p in reweighting_group["params"]] == NAMES[:-1]
+    given = [id(p) for p in others["params"] + reweighting_group["params"]]
     # the tied weight once, what is frozen never
     assert sorted(given) == sorted(id(p) for p in model.parameters() if p.requires_grad)
     assert len(set(given)) == len(given)
@@ -126,10 +126,10 @@ def test_muon_gets_no_multimax_parameter() -> None:
     parameters = dict(training.reweighting_parameters(model))
     # what a split by dims would hand over
     assert all(p.ndim == 2 for p in parameters.values())
-    others, own = training.param_groups(model, lr=1e-2, weight_decay=0.1)
-    assert own["use_muon"] is False
+    others, reweighting_group = training.param_groups(model, lr=1e-2, weight_decay=0.1)
+    assert reweighting_group["use_muon"] is False
     muon = torch.optim.Muon([p for p in others["params"] if p.ndim == 2], lr=0.02)
-    adamw = torch.optim.AdamW([{**others, "params": [p for p in others["params"] if p.ndim != 2]}, own])
+    adamw = torch.optim.AdamW([{**others, "params": [p for p in others["params"] if p.ndim != 2]}, reweighting_group])
     of_muon = {id(p) for group in muon.param_groups for p in group["params"]}
     assert of_muon == {id(model[0].weight), id(model[2].weight)}
     assert not of_muon & {id(p) for p in parameters.values()}
@@ -166,7 +166,10 @@ def test_clip_scaled(norm_type: float, max_norm: float) -> None:
 def test_clip_separate(norm_type: float) -> None:
     model = trained()
     before = grads(model)
-    norms = [norm([g for n, g in before.items() if (n in NAMES) == own], norm_type) for own in (False, True)]
+    norms = [
+        norm([g for n, g in before.items() if (n in NAMES) == reweighting_ones], norm_type)
+        for reweighting_ones in (False, True)
+    ]
     max_norm = min(norms) / 2
     total = training.clip_grad_norm_(model, max_norm, mode="separate", norm_type=norm_type)
     assert total.item() == pytest.approx(norm(list(before.values()), norm_type), rel=1e-5)
@@ -201,8 +204,8 @@ def test_clip_knows_output_layers() -> None:
         }
     )
     sizes = {name: 1.0 for name, _ in model.named_parameters()}
-    for own in ("coefs", "knots"):
-        sizes[f"loss.multimax.{own}"], sizes[f"head.multimax.{own}"] = 100, 64
+    for which in ("coefs", "knots"):
+        sizes[f"loss.multimax.{which}"], sizes[f"head.multimax.{which}"] = 100, 64
     for p in model.parameters():
         p.grad = torch.randn_like(p)
     expected = norm([p.grad / math.sqrt(sizes[name]) for name, p in model.named_parameters()])

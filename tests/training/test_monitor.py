@@ -38,9 +38,9 @@ def nothing_left_behind() -> Iterator[None]:
 
 
 def layer(dropout: float = 0.0, **options: Any) -> nn.Module:
-    own = nn.TransformerEncoderLayer(E, H, 32, dropout, batch_first=True)
-    own.self_attn = multimax.MultiheadAttention(E, H, dropout, batch_first=True, **options)
-    return own
+    encoder = nn.TransformerEncoderLayer(E, H, 32, dropout, batch_first=True)
+    encoder.self_attn = multimax.MultiheadAttention(E, H, dropout, batch_first=True, **options)
+    return encoder
 
 
 class Model(nn.Module):
@@ -54,8 +54,8 @@ class Model(nn.Module):
 
     def forward(self, tokens: Tensor, labels: Tensor) -> dict[str, Tensor]:
         hidden = self.embedding(tokens)
-        for own in self.layers:
-            hidden = own(hidden)
+        for encoder in self.layers:
+            hidden = encoder(hidden)
         return {"loss": self.head(hidden, labels)}
 
 
@@ -128,7 +128,7 @@ def test_the_papers_layers() -> None:
     """Most rise over usual scores; those that fall do so by autograd too."""
     for layers in presets.values():
         for values in layers:
-            coefs, knots = (own.double() for own in multimax.from_paper(*values))
+            coefs, knots = (parameter.double() for parameter in multimax.from_paper(*values))
             slope, _ = least_slope(coefs, knots, -5, 5)
             assert slope == pytest.approx(sampled(coefs, knots, -5, 5), rel=1e-4, abs=1e-6)
 
@@ -180,11 +180,11 @@ def test_values() -> None:
     ((values, step),) = found_once
     assert step == 0
     assert values == monitor.values
-    own = model.layers[1].self_attn.multimax
+    function = model.layers[1].self_attn.multimax
     for symbol in ("t_b", "t_d", "b", "d"):
         for n in range(2):
             key = f"multimax/layers.1.self_attn/{symbol}_{n + 1}"
-            assert values[key] == pytest.approx(getattr(own, symbol)[:, n].mean().item(), rel=1e-6)
+            assert values[key] == pytest.approx(getattr(function, symbol)[:, n].mean().item(), rel=1e-6)
             key = f"multimax/head/{symbol}_{n + 1}"
             assert values[key] == pytest.approx(getattr(model.head.multimax, symbol)[n].item(), rel=1e-6)
     for measure in ("multi_modality", "sparsity", "entropy"):
@@ -250,12 +250,12 @@ def test_other_functions_and_names() -> None:
     assert sorted(entropies) == ["entmax.self_attn", "rows", "softmax.self_attn", "topk.self_attn"]
     # a term that is off is not there
     assert {key for key in values if "rows" in key} == {
-        f"multimax/rows/{own}" for own in ("t_b_1", "b_1", "entropy", "grad_norm")
+        f"multimax/rows/{value}" for value in ("t_b_1", "b_1", "entropy", "grad_norm")
     }
     alone = Monitor(multimax.MultiMax(1), measures=())
     with alone:
         pass
-    assert set(alone.values) == {f"multimax/model/{own}_1" for own in ("t_b", "t_d", "b", "d")}
+    assert set(alone.values) == {f"multimax/model/{symbol}_1" for symbol in ("t_b", "t_d", "b", "d")}
 
 
 def test_costs_nothing_between() -> None:
@@ -312,7 +312,7 @@ def warned(function: Callable[[], object]) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         function()
-    return [str(own.message) for own in caught]
+    return [str(warning.message) for warning in caught]
 
 
 def test_warns_of_a_falling_sigma_where_scores_are() -> None:
@@ -353,7 +353,7 @@ def test_warns_of_what_attention_sees() -> None:
     assert "layers.1.self_attn, over scores seen from -" in text
     # and with a range that is given, in every layer
     texts = warned(lambda: Monitor(model, score_range=(-4.0, 4.0)).__enter__().__exit__(None, None, None))
-    assert [own for own in texts if "-1 at -4" in own and "over scores from -4 to 4" in own] == texts[-2:]
+    assert [text for text in texts if "-1 at -4" in text and "over scores from -4 to 4" in text] == texts[-2:]
     assert len(texts) == 3
     assert "expected attention to run inside collect" in texts[0]
 
@@ -475,7 +475,7 @@ def test_attention_that_drops_its_weights() -> None:
 def test_errors() -> None:
     with pytest.raises(ValueError, match=r"multimax: expected a model with reweighting modules, got Linear.*convert"):
         Monitor(nn.Linear(2, 2))
-    with pytest.raises(ValueError, match="multimax: expected every to be at least 1, got 0"):
+    with pytest.raises(ValueError, match="multimax: expected every of at least 1, got 0"):
         Monitor(layer(), every=0)
     with pytest.raises(TypeError, match="multimax: expected every to be an int, got float"):
         Monitor(layer(), every=1.5)  # type: ignore[arg-type]

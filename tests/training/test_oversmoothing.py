@@ -322,8 +322,8 @@ def test_contrastive_is_the_papers_formula_in_loops() -> None:
     for g, h in zip(first, last, strict=True):
         for i in range(5):
             others = sum(h[j] for j in range(5) if j != i) / 4
-            own, other = math.exp(g[i] @ h[i]), math.exp(g[i] @ others)
-            total -= math.log(own / (own + other)) / (3 * 5)
+            same, other = math.exp(g[i] @ h[i]), math.exp(g[i] @ others)
+            total -= math.log(same / (same + other)) / (3 * 5)
     assert patch_contrastive_loss(first, last).item() == pytest.approx(total, rel=ROUNDING)
 
 
@@ -383,10 +383,10 @@ def test_the_other_patches_are_a_rectangle_of_the_share_asked_for() -> None:
         generator = torch.Generator().manual_seed(seed)
         _, patch_targets = patch_mixing(images, targets, 2, share=0.36, generator=generator)
         taken = (patch_targets != targets[:, None]).reshape(6, 10, 10)
-        for own in taken:
-            if own.any():  # a permutation may leave an image to itself
-                rows, columns = own.any(1).nonzero().flatten(), own.any(0).nonzero().flatten()
-                assert own[rows][:, columns].all()
+        for mask in taken:
+            if mask.any():  # a permutation may leave an image to itself
+                rows, columns = mask.any(1).nonzero().flatten(), mask.any(0).nonzero().flatten()
+                assert mask[rows][:, columns].all()
                 assert (len(rows), len(columns)) == (6, 6)
                 assert (rows[-1] - rows[0], columns[-1] - columns[0]) == (5, 5)
 
@@ -434,10 +434,10 @@ def test_the_seed_decides() -> None:
     torch.manual_seed(7)
     assert all(map(torch.equal, first, drawn()))
     torch.manual_seed(7)
-    own = drawn(torch.Generator().manual_seed(3))
+    seeded = drawn(torch.Generator().manual_seed(3))
     assert all(map(torch.equal, first, drawn()))  # a generator of one's own leaves the global one alone
-    assert all(map(torch.equal, own, drawn(torch.Generator().manual_seed(3))))
-    assert not all(map(torch.equal, own, first))
+    assert all(map(torch.equal, seeded, drawn(torch.Generator().manual_seed(3))))
+    assert not all(map(torch.equal, seeded, first))
 
 
 def test_inputs_are_left_alone_and_gradients_go_to_their_images() -> None:
@@ -513,8 +513,8 @@ def test_losses_in_half_precision(dtype: torch.dtype) -> None:
     eager = (cosine.sum() - cosine.diagonal(dim1=-2, dim2=-1).sum()) / (2 * 32 * 31)
     not_worse_than_eager(patch_cosine_loss(h), eager, patch_cosine_loss(h.double()))
     others = (h.sum(1, keepdim=True) - h) / 31
-    own, other = (g * h).sum(-1), (g * others).sum(-1)
-    eager = -(own - torch.logaddexp(own, other)).mean()
+    same, other = (g * h).sum(-1), (g * others).sum(-1)
+    eager = -(same - torch.logaddexp(same, other)).mean()
     not_worse_than_eager(patch_contrastive_loss(g, h), eager, patch_contrastive_loss(g.double(), h.double()))
     targets = torch.randint(16, (2, 32))
     eager = F.cross_entropy(h.flatten(0, 1), targets.flatten())

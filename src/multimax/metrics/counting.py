@@ -1,6 +1,6 @@
 """What MultiMax adds to a model, counted as the paper does."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -8,18 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from multimax.metrics.evaluation import evaluating
+from multimax.metrics.running import Frame, RunningModules
 from multimax.nn.output import LinearMultiMaxCrossEntropyLoss, MultiMaxCrossEntropyLoss, MultiMaxHead
-from multimax.ops import observing
+from multimax.ops import checks, observing
 from multimax.reweighting.layer import MultiMax
 
 
-def operations_a_score(order: int = 2, terms: str = "both") -> int:
+def operations_per_score(order: int = 2, terms: str = "both") -> int:
     """The paper's count for one entry: two subtractions, two maxima, two products and one addition for each order, and
     the residual addition; 15 at order 2. With one term off it is one of each, and no addition of the two.
 
     Example:
-        >>> from multimax.counting import operations_a_score
-        >>> operations_a_score(order=2)
+        >>> from multimax.metrics.counting import operations_per_score
+        >>> operations_per_score(order=2)
         15
     """
     return (7 if terms == "both" else 3) * order + 1
@@ -37,12 +39,12 @@ class LayerCount:
     @property
     def operations(self) -> int:
         """Floating-point operations of sigma in the forward pass."""
-        return self.scores * operations_a_score(self.order, self.terms)
+        return self.scores * operations_per_score(self.order, self.terms)
 
 
 @dataclass(frozen=True)
 class Count:
-    """What MultiMax adds to a model: a layer at a time by name, and in all."""
+    """What MultiMax adds to a model: each layer by name, and all together."""
 
     layers: dict[str, LayerCount]
 
@@ -65,7 +67,7 @@ class Count:
         """A table in Markdown."""
         lines = ["| layer | parameters | scores | operations |", "|---|---|---|---|"]
         rows = [(name or "(model)", layer) for name, layer in self.layers.items()]
-        lines += [f"| {name} | {own.parameters} | {own.scores:,} | {own.operations:,} |" for name, own in rows]
+        lines += [f"| {name} | {layer.parameters} | {layer.scores:,} | {layer.operations:,} |" for name, layer in rows]
         lines.append(f"| all | {self.parameters} | {self.scores:,} | {self.operations:,} |")
         return "\n".join(lines)
 
@@ -83,48 +85,36 @@ def _scores_of_output(module: nn.Module, x: Tensor) -> int | None:
 @contextmanager
 def _watched(model: nn.Module, layers: dict[str, LayerCount]) -> Iterator[None]:
     """Counts what runs within."""
-    running: list[str] = []
-    names = {module: name for name, module in model.named_modules()}
+    parents = {name: name.rpartition(".")[0] for name in layers if name}
 
     def add(scores: int, order: int | None = None) -> None:
         """To the MultiMax that runs, or that belongs to the innermost module which runs and has one."""
-        for name in reversed(running):
-            own = [at for at in layers if at == name or (at.rpartition(".")[0] == name and at)]
-            own = [at for at in own if order in (None, layers[at].order)] or own
-            if own:
-                layers[own[0]].scores += scores
+        for frame in reversed(running.frames):
+            near = [layer for name, layer in layers.items() if frame.name == name or parents.get(name) == frame.name]
+            same_order = [layer for layer in near if order in (None, layer.order)]
+            if layer := next(iter(same_order or near), None):
+                layer.scores += scores
                 return
 
-    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        running.append(names[module])
-        given = [*args, *kwargs.values()]
-        scores = _scores_of_output(module, given[0]) if given and isinstance(given[0], Tensor) else None
+    def left(frame: Frame, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: object) -> None:
+        first = next(iter((*args, *kwargs.values())), None)
+        scores = _scores_of_output(frame.module, first) if isinstance(first, Tensor) else None
         if scores is not None:
             add(scores)
-
-    def leave(*_: Any) -> None:
-        running.pop()
 
     def observe(order: int, shape: tuple[int, ...], _: Any) -> None:
         if order:
             add(torch.Size(shape).numel(), order)
 
-    handles = []
-    try:
-        for module in names:
-            handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
-            handles.append(module.register_forward_hook(leave, always_call=True))
-        with observing.observe(observe):
-            yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    running = RunningModules({module: name for name, module in model.named_modules()}, Frame, left)
+    with running.watch(), observing.observe(observe):
+        yield
 
 
 def count(model: nn.Module, *args: Any, **kwargs: Any) -> Count:
     """What MultiMax adds to a model, in parameters and, for one call, in operations, as the paper counts them.
 
-    A layer of order N has 4 N parameters (times its heads, with parameters a head) and 7 N + 1 operations for each
+    A layer of order N has 4 N parameters (times its heads, with parameters per head) and 7 N + 1 operations for each
     score that goes through sigma: queries x keys x heads in attention, rows x classes in the output layer. Masked
     scores count too. Only the forward pass is counted.
 
@@ -146,23 +136,16 @@ def count(model: nn.Module, *args: Any, **kwargs: Any) -> Count:
         | multimax | 8 | 393,216 | 5,898,240 |
         | all | 8 | 393,216 | 5,898,240 |
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"multimax: expected model to be a module, got {type(model).__name__}")
+    checks.module(model)
     layers: dict[str, LayerCount] = {}
     for name, module in model.named_modules():
         if isinstance(module, MultiMax):
             used = 1 if module.terms == "both" else 2
             parameters = (module.coefs.numel() + module.knots.numel()) // used
             layers[name] = LayerCount(parameters, module.order, module.terms)
-    if not layers:
-        raise ValueError("multimax: expected a model with MultiMax in it, got one without any multimax.MultiMax module")
+    checks.some_multimax(layers)
     if args or kwargs:
-        training = {module: module.training for module in model.modules()}
-        model.eval()  # no dropout, no running statistics
-        try:
-            with torch.no_grad(), _watched(model, layers):
-                model(*args, **kwargs)
-        finally:
-            for module, before in training.items():
-                module.training = before
+        # evaluation: no dropout, no running statistics
+        with torch.no_grad(), evaluating(model), _watched(model, layers):
+            model(*args, **kwargs)
     return Count(layers)

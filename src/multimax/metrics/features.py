@@ -30,29 +30,6 @@ def _others(features: Tensor) -> Tensor:
     return ~torch.eye(features.shape[-2], dtype=torch.bool, device=features.device)
 
 
-def _checked(features: Tensor, mask: Tensor | None, shape: tuple[int, ...], of: str) -> Tensor | None:
-    """Features of at least two dims, and the mask of the shape it stands for."""
-    if mask is None:
-        return None
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        raise TypeError(f"multimax: expected mask to be a boolean tensor, True for {of} that take part, got {got}")
-    checks.same_device("mask", mask, features)
-    try:
-        return mask.expand(shape)
-    except RuntimeError:
-        raise ValueError(
-            f"multimax: expected a mask that broadcasts to {shape}, the {of} of features of shape "
-            f"{checks.shape(features)}, got {checks.shape(mask)}"
-        ) from None
-
-
-def _check(features: Tensor) -> None:
-    checks.tensor("features", features)
-    if features.ndim < 2:
-        raise ValueError(f"multimax: expected features of shape (..., patches, features), got {checks.shape(features)}")
-
-
 def patch_similarity(features: Tensor, mask: Tensor | None = None) -> Tensor:
     r"""The mean absolute cosine of pairs of patches: 1 where all point the same way, up to sign.
 
@@ -75,8 +52,8 @@ def patch_similarity(features: Tensor, mask: Tensor | None = None) -> Tensor:
     References:
         Gong, Wang, Li, Chandra, Liu: Vision Transformers with Patch Diversification. 2021.
     """
-    _check(features)
-    part = _checked(features, mask, tuple(features.shape[:-1]), "patches")
+    checks.features(features)
+    part = checks.features_mask(mask, features, tuple(features.shape[:-1]), "patches")
     pairs = _others(features)
     if part is not None:
         pairs = pairs & part[..., :, None] & part[..., None, :]
@@ -113,9 +90,9 @@ def mean_average_distance(features: Tensor, mask: Tensor | None = None) -> Tenso
         Chen, Lin, Li, Li, Zhou, Sun: Measuring and Relieving the Over-smoothing Problem for Graph Neural Networks from
         the Topological View. AAAI 2020, equations 1 to 4.
     """
-    _check(features)
+    checks.features(features)
     pairs = _others(features).expand(*features.shape[:-1], features.shape[-2])
-    targets = _checked(features, mask, tuple(pairs.shape), "pairs of patches")
+    targets = checks.features_mask(mask, features, tuple(pairs.shape), "pairs of patches")
     part = None
     if targets is not None:
         pairs = pairs & targets

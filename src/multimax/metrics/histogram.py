@@ -12,7 +12,7 @@ from multimax.ops import checks
 class LogHistogram:
     """Counts of weights in bins of equal width on a logarithmic scale.
 
-    Bin i holds the weights w with ``edges[i] <= w < edges[i + 1]``. What fits no bin has counters of its own: ``zeros``
+    Bin i holds the weights w with ``edges[i] <= w < edges[i + 1]``. What fits no bin has separate counters: ``zeros``
     for exact zeros, ``below`` for the rest below the first edge, ``above`` for the last edge and all above it (with
     ``high=1`` these are the weights of 1), and ``nans``, which are not in ``total``. Values are compared in float64, in
     which every other dtype is exact.
@@ -20,7 +20,7 @@ class LogHistogram:
     Args:
         low: the first edge, above 0.
         high: the last edge, above ``low``.
-        bins: number of bins. With the default range, 80 make ten a power of ten.
+        bins: number of bins. With the default range, 80 are ten per power of ten.
 
     Example:
         >>> import torch
@@ -37,13 +37,8 @@ class LogHistogram:
     counts: Tensor  # (bins,), int64
 
     def __init__(self, low: float = 1e-8, high: float = 1.0, bins: int = 80) -> None:
-        checks.integer("bins", bins)
-        if bins < 1:
-            raise ValueError(f"multimax: expected bins of at least 1, got {bins}")
-        low = checks.number("low", low, 0, math.inf)
-        high = checks.number("high", high, 0, math.inf)
-        if not 0 < low < high < math.inf:
-            raise ValueError(f"multimax: expected 0 < low < high, both finite, got {low:g} and {high:g}")
+        checks.positive_integer("bins", bins)
+        low, high = checks.bin_range(low, high)
         steps = torch.linspace(math.log10(low), math.log10(high), bins + 1, dtype=torch.float64)
         self.edges = 10**steps
         self.edges[0], self.edges[-1] = low, high  # which the powers may miss by rounding
@@ -76,8 +71,7 @@ class LogHistogram:
 
     def merge(self, other: "LogHistogram") -> "LogHistogram":
         """Adds the counts of another histogram with the same edges to this one, and returns it."""
-        if not torch.equal(self.edges, other.edges):
-            raise ValueError(f"multimax: expected a histogram of the same edges, got {other!r} for {self!r}")
+        checks.same_edges(self, other, self.edges, other.edges)
         self.counts += other.counts
         for name in ("zeros", "below", "above", "nans"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
@@ -99,11 +93,7 @@ class LogHistogram:
             return shares
         wanted = torch.as_tensor(thresholds, dtype=torch.float64, device="cpu").reshape(-1)
         low, high = self.edges[0].item(), self.edges[-1].item()
-        if not bool(((wanted >= low) & (wanted <= high)).all()):
-            raise ValueError(
-                f"multimax: expected thresholds in [{low:g}, {high:g}], the range of the bins, got {wanted.tolist()}; "
-                "make the histogram with another low or high"
-            )
+        checks.thresholds(wanted, low, high)
         left = (torch.bucketize(wanted, self.edges, right=True) - 1).clamp(max=len(self.counts) - 1)
         step = (wanted / self.edges[left]).log() / (self.edges[left + 1] / self.edges[left]).log()
         # the last edge is the right end of its bin, where interpolation need not give it to the last digit

@@ -40,8 +40,9 @@ def _turns(polynomial: Polynomial) -> list[float]:
     degree = len(derivative) - 1
     if degree < 1:
         return []
+    *others, leading = derivative
     companion = torch.diag(torch.ones(degree - 1, dtype=torch.float64), -1)
-    companion[:, -1] = torch.tensor([-own / derivative[-1] for own in derivative[:-1]], dtype=torch.float64)
+    companion[:, -1] = torch.tensor([-lower / leading for lower in others], dtype=torch.float64)
     if not companion.isfinite().all():  # the leading term is nothing beside the others
         return _turns(polynomial[:-1])
     roots: list[float] = torch.linalg.eigvals(companion).real.tolist()
@@ -75,17 +76,14 @@ def least_slope(coefs: Tensor, knots: Tensor, low: float, high: float) -> tuple[
         >>> round(slope, 4), x  # 0.5 - 2 * 0.1 * (5 - 1)
         (-0.3, 5.0)
     """
-    checks.pair(coefs, knots)
-    if coefs.ndim != 2:
-        raise ValueError(f"multimax: expected coefs of shape (order, 2), one set, got {checks.shape(coefs)}")
-    if not -math.inf < low <= high < math.inf:
-        raise ValueError(f"multimax: expected finite low <= high, got {low} and {high}")
-    c, k = (own.detach().to("cpu", torch.float64).tolist() for own in (coefs, knots))
+    checks.single_set(coefs, knots)
+    checks.finite_interval(low, high)
+    c, k = (parameter.detach().to("cpu", torch.float64).tolist() for parameter in (coefs, knots))
     inside = sorted({knot for both in k for knot in both if low < knot < high})
     least = (math.inf, float(low))
     for left, right in pairwise([float(low), *inside, float(high)]):
         slope = _slope(c, k, left, (left + right) / 2)
         # a point that is no minimum does no harm, so that roots need not be told apart from nearly real ones
-        for t in [0.0, right - left, *(own for own in _turns(slope) if 0 < own < right - left)]:
+        for t in [0.0, right - left, *(turn for turn in _turns(slope) if 0 < turn < right - left)]:
             least = min(least, (_value(slope, t), min(left + t, right)))
     return least

@@ -14,22 +14,9 @@ from multimax.ops.dtypes import compute_dtype
 
 def _one_map(attention: Tensor, heads_dim: int | None) -> Tensor:
     """(..., L, L), averaged over the heads."""
-    checks.tensor("attention", attention)
+    dim = checks.self_attention(attention, heads_dim)
     attention = attention.to(compute_dtype(attention.dtype))
-    if heads_dim is not None:
-        dim = checks.dimension(heads_dim, attention.ndim)
-        if dim >= attention.ndim - 2:
-            raise ValueError(
-                "multimax: expected heads_dim to be a dim before the queries and keys of attention of shape "
-                f"{checks.shape(attention)}, got {heads_dim}"
-            )
-        attention = attention.mean(dim)
-    if attention.ndim < 2 or attention.shape[-1] != attention.shape[-2]:
-        raise ValueError(
-            "multimax: expected self-attention, (..., L, L), or with heads_dim one dim more, got "
-            f"{checks.shape(attention)}; rollout is not defined for cross attention"
-        )
-    return attention
+    return attention if dim is None else attention.mean(dim)
 
 
 class Rollout:
@@ -63,24 +50,19 @@ class Rollout:
 
     def update(self, attention: Tensor) -> Tensor:
         """Adds a layer's map, (..., L, L) or with heads, and returns the rollout up to it, (..., L, L)."""
-        own = _one_map(attention, self.heads_dim)
-        if self.map is not None and own.shape[-2:] != self.map.shape[-2:]:
-            raise ValueError(
-                f"multimax: expected attention of one length in all layers, {self.map.shape[-1]}, got {own.shape[-1]}"
-            )
+        layer = _one_map(attention, self.heads_dim)
+        checks.next_of_rollout(layer, self.map)
         if self.residual:
-            own = own + torch.eye(own.shape[-1], dtype=own.dtype, device=own.device)
-            own = own / own.sum(-1, keepdim=True)
-        self.map = own if self.map is None else own @ self.map
+            layer = layer + torch.eye(layer.shape[-1], dtype=layer.dtype, device=layer.device)
+            layer = layer / layer.sum(-1, keepdim=True)
+        self.map = layer if self.map is None else layer @ self.map
         return self.map
 
     def discrepancy(self, attention: Tensor) -> Tensor:
         r"""How far the rollout, as it is now, is from a single layer's map: see :func:`rollout_discrepancy`."""
-        own = _one_map(attention, self.heads_dim)
-        if self.map is None:
-            raise ValueError("multimax: expected a layer before the discrepancy, got none; call update first")
-        distances = (self.map - own).abs().sum(-1) / 2  # (..., L)
-        some = own.sum(-1) != 0
+        layer = _one_map(attention, self.heads_dim)
+        distances = (checks.begun(self.map) - layer).abs().sum(-1) / 2  # (..., L)
+        some = layer.sum(-1) != 0
         return torch.where(some, distances, 0).sum(-1) / some.sum(-1)
 
 
@@ -119,7 +101,7 @@ def rollout_discrepancy(
 
     .. math:: \frac{1}{L} \sum_i \frac{1}{2} \sum_j |R_{l,ij} - A_{l,ij}|
 
-    the total variation distance between a row of the rollout and the same row of the layer's own map, averaged over the
+    the total variation distance between a row of the rollout and the same row of the layer's map, averaged over the
     queries. The paper shows such a discrepancy ("Connection between sparsification and over-smoothing") but does not
     give its formula: this one is ours. The layer's map is taken as it is, without the residual connection.
 
@@ -129,8 +111,8 @@ def rollout_discrepancy(
         heads_dim: likewise.
 
     Returns:
-        A tensor (...) a layer, one value for each of the maps of the batch, in [0, 1]. Queries without keys, whose row
-        is all zeros, do not count; where all are such, NaN.
+        One tensor (...) per layer, one value for each of the maps of the batch, in [0, 1]. Queries without keys, whose
+        row is all zeros, do not count; where all are such, NaN.
 
     Example:
         >>> import torch

@@ -9,15 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from multimax.ops import dtypes, masking
+from multimax.ops import checks, dtypes, masking
 from multimax.ops.attention import blocks as score_blocks
 from multimax.ops.dtypes import compute_dtype
 from multimax.ops.observing import Block, Blocks
 from multimax.reweighting.layer import MultiMax
 
 Source = tuple[tuple[int, ...], Blocks]
-# transformers' attention functions that compute no weights, by the beginning of their names
-FUSED = ("sdpa", "flash", "flex", "paged")
 
 
 def is_function(module: nn.Module) -> bool:
@@ -36,13 +34,13 @@ def _four_dims(t: Tensor, dim: int) -> Tensor:
 
 def of_function(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: object) -> Source | None:
     """A module that maps scores to weights: its input, its mask if it has one, and its output."""
-    x = args[0] if args else next(iter(kwargs.values()), None)
+    given = {**dict(zip(("x", "mask"), args, strict=False)), **kwargs}
+    x, mask = next(iter(given.values()), None), given.get("mask")
     if not isinstance(x, Tensor) or not isinstance(output, Tensor) or x.shape != output.shape or x.ndim == 0:
         return None
     dim = getattr(module, "dim", -1)
     if not isinstance(dim, int):  # nn.Softmax() without one, as torch chooses it
         dim = 0 if x.ndim in (1, 3) else 1
-    mask = kwargs.get("mask", args[1] if len(args) > 1 else None)
     part = masking.takes_part(x)
     if isinstance(mask, Tensor) and mask.dtype == torch.bool:
         part = part & mask
@@ -76,8 +74,8 @@ def _softmax_blocks(query: Tensor, key: Tensor, masks: list[Tensor]) -> Iterator
         with dtypes.without_autocast(query.device):
             x = query[:, :, rows].to(dtype) * query.shape[-1] ** -0.5 @ key.transpose(-1, -2)  # (B, H, q, Lk)
         for mask in masks:
-            own = mask if mask.shape[2] == 1 else mask[:, :, rows]
-            x = x.masked_fill(own, -torch.inf) if own.dtype == torch.bool else x + own.to(dtype)
+            part_of = mask if mask.shape[2] == 1 else mask[:, :, rows]
+            x = x.masked_fill(part_of, -torch.inf) if mask.dtype == torch.bool else x + part_of.to(dtype)
         part = masking.takes_part(x)
         yield x, torch.where(part, torch.softmax(x, -1), 0), part
 
@@ -96,7 +94,7 @@ def of_torch(module: nn.MultiheadAttention, args: tuple[Any, ...], kwargs: Mappi
     masks = []
     cross = key is not query and (key.shape != query.shape or not torch.equal(key, query))
     if query.is_nested:  # as nn.TransformerEncoder makes it of padded input, in evaluation; always self-attention
-        lengths = torch.tensor([len(own) for own in query.unbind()], device=query.device)
+        lengths = torch.tensor([len(sequence) for sequence in query.unbind()], device=query.device)
         query = key = query.to_padded_tensor(0.0)
         beyond = torch.arange(query.shape[1], device=query.device) >= lengths[:, None]  # (B, L)
         masks += [beyond[:, None, None], beyond[:, None, :, None]]
@@ -123,8 +121,8 @@ def _padded(mask: Tensor, keys: int) -> Tensor:
 def _of_weights(weights: Tensor) -> Source:
     def blocks() -> Iterator[Block]:
         for rows in score_blocks.query_slices(tuple(weights.shape)):
-            own = weights[:, :, rows]
-            yield own.log(), own, ~(own == 0)
+            block = weights[:, :, rows]
+            yield block.log(), block, ~(block == 0)
 
     return tuple(weights.shape), blocks
 
@@ -132,8 +130,8 @@ def _of_weights(weights: Tensor) -> Source:
 def of_output(module: nn.Module, output: object) -> Source | None:
     """A module that returns its weights, (B, H, Lq, Lk), after its result, as those of transformers do.
 
-    Scores are the logarithm of the weights, which for softmax are the scores up to a constant a row; entries of weight
-    zero count as masked.
+    Scores are the logarithm of the weights, which for softmax are the scores up to a constant per row; entries of
+    weight zero count as masked.
     """
     if not isinstance(output, tuple | list):
         return None
@@ -147,28 +145,5 @@ def of_output(module: nn.Module, output: object) -> Source | None:
             continue
         if bool(((total - 1).abs() <= 0.02).logical_or(total == 0).logical_or(total.isnan()).all()):
             return _of_weights(weights)
-        if module.training:
-            raise ValueError(
-                f"multimax: expected weights before dropout, got {type(module).__name__}'s after dropout, which do not "
-                "sum to 1; call model.eval(), or set the attention's dropout to 0"
-            )
+        checks.before_dropout(module)
     return None
-
-
-def check_can_be_seen(model: nn.Module) -> None:
-    """Raises for models whose attention would run unseen."""
-    for name, module in model.named_modules():
-        place = f"{name or 'the model'} ({type(module).__name__})"
-        if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:
-            raise ValueError(
-                f"multimax: expected a model that is not compiled, got {place} under torch.compile, whose attention "
-                "cannot be seen; collect from the model as it was before"
-            )
-        implementation = getattr(getattr(module, "config", None), "_attn_implementation", None)
-        if "Attention" not in type(module).__name__ or not isinstance(implementation, str):
-            continue
-        if implementation.startswith(FUSED) or "/" in implementation:
-            raise ValueError(
-                f"multimax: expected eager attention, which has weights to look at, got {implementation!r} in {place}; "
-                'make the model with attn_implementation="eager", or call model.set_attn_implementation("eager")'
-            )

@@ -1,4 +1,4 @@
-"""What the collector has gathered: running means and deviations, a layer at a time, and how they are shown."""
+"""What the collector has gathered: running means and deviations of each layer, and how they are shown."""
 
 import math
 from collections.abc import Iterator
@@ -49,13 +49,13 @@ class Moments:
         mean = torch.where(some, values, 0).sum(1) / count.clamp(min=1)
         squares = torch.where(some, values - mean[:, None], 0).square().sum(1)
         # the parallel form of Welford's method: sums of squares alone would cancel
-        own = slice(len(values))
-        both = self._count[own] + count
-        gap = mean - self._mean[own]
+        heads = slice(len(values))
+        both = self._count[heads] + count
+        gap = mean - self._mean[heads]
         share = count / both.clamp(min=1)
-        self._squares[own] += squares + gap.square() * self._count[own] * share
-        self._mean[own] += gap * share
-        self._count[own] = both
+        self._squares[heads] += squares + gap.square() * self._count[heads] * share
+        self._mean[heads] += gap * share
+        self._count[heads] = both
 
     @property
     def count(self) -> int:
@@ -124,6 +124,11 @@ class LayerStatistics:
         """The numbers of one measure."""
         return self.measures[measure]
 
+    def add(self, measure: str, values: Tensor) -> None:
+        """Adds values of a measure, (batch, heads, any number), or (batch,) where heads share them; NaN for none."""
+        values = values[:, None, None] if values.ndim == 1 else values
+        self.measures.setdefault(measure, Moments()).update(values)
+
     def as_dict(self) -> dict[str, object]:
         """Plain Python numbers."""
         found: dict[str, object] = {"rows": self.rows, "nan_rows": self.nan_rows}
@@ -171,7 +176,8 @@ class AttentionStatistics:
         heads = [f"weights < {SMALL:g}" if name == "histogram" else name for name in self.measures]
         lines = [["layer", "rows", *heads]]
         for name, layer in self.layers.items():
-            lines.append([name or "(model)", str(layer.rows), *(self._cell(layer, own) for own in self.measures)])
+            cells = [self._cell(layer, measure) for measure in self.measures]
+            lines.append([name or "(model)", str(layer.rows), *cells])
         widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
         text = [
             "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |"

@@ -11,19 +11,14 @@ from multimax.ops.dtypes import compute_dtype
 
 
 def _per_row(value: float | Tensor, rows: torch.Size, like: Tensor) -> Tensor:
-    """A number for all rows, or one a row, to compare with `like`, whose last dim is that of the function."""
+    """A number for all rows, or one per row, to compare with `like`, whose last dim is that of the function."""
     value = torch.as_tensor(value, dtype=like.dtype, device=like.device)
-    if value.numel() == 1:
-        return value.reshape(())
-    if value.shape != rows:
-        raise ValueError(
-            f"multimax: expected one number or one a row, of shape {tuple(rows)}, got {tuple(value.shape)}"
-        )
-    return value[..., None]
+    checks.one_or_per_row(value, rows)
+    return value.reshape(()) if value.numel() == 1 else value[..., None]
 
 
 def _taking_part(x: Tensor, mask: Tensor | None) -> Tensor:
-    """True for the entries that count, by the mask and by their own value; a NaN does."""
+    """True for the entries that count, by the mask and by their value; a NaN does."""
     mask = checks.mask_for(x, mask)
     part = masking.takes_part(x)
     return part if mask is None else part & mask
@@ -31,13 +26,7 @@ def _taking_part(x: Tensor, mask: Tensor | None) -> Tensor:
 
 def _rows(x: Tensor, weights: Tensor, mask: Tensor | None, dim: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """With `dim` last: x, weights, what takes part, and in which rows of it there is a NaN."""
-    checks.tensor("x", x)
-    checks.tensor("weights", weights)
-    if weights.shape != x.shape:
-        raise ValueError(
-            f"multimax: expected weights of the shape of x, {checks.shape(x)}, got {checks.shape(weights)}"
-        )
-    checks.same_device("weights", weights, x)
+    checks.weights_for(x, weights)
     dim = checks.dimension(dim, x.ndim)
     part = _taking_part(x, mask)
     dtype = torch.promote_types(compute_dtype(x.dtype), compute_dtype(weights.dtype))
@@ -71,13 +60,13 @@ def multi_modality(
     Args:
         x: the input of the reweighting function.
         weights: its output :math:`\phi(x)`, of the same shape.
-        threshold: :math:`\epsilon`, above which an entry is relevant; a number, or one a row.
+        threshold: :math:`\epsilon`, above which an entry is relevant; a number, or one per row.
         mask: boolean, broadcastable to ``x``; True where an entry takes part. Entries that do not, and those that are
             -inf or at or below half of the dtype's lowest finite value, are neither relevant nor the largest.
         dim: the dim of the function.
 
     Returns:
-        A value a row, larger for more modes, in [0, 1] if the function keeps the order of the entries; NaN where no
+        One value per row, larger for more modes, in [0, 1] if the function keeps the order of the entries; NaN where no
         entry but the largest is relevant, and where there is a NaN among the entries or weights that take part.
 
     Example:
@@ -114,16 +103,16 @@ def sparsity(
     Args:
         x: the input of the reweighting function.
         weights: its output :math:`\phi(x)`, of the same shape.
-        threshold: :math:`\epsilon`, below which an entry is irrelevant; a number, or one a row.
-        reference: s, the scale of a weight that counts as small; a number, or one a row. By default the smallest
+        threshold: :math:`\epsilon`, below which an entry is irrelevant; a number, or one per row.
+        reference: s, the scale of a weight that counts as small; a number, or one per row. By default the smallest
             weight that softmax gives in the row, as the paper proposes.
         mask: boolean, broadcastable to ``x``; True where an entry takes part. Entries that do not, and those that are
             -inf or at or below half of the dtype's lowest finite value, count neither as irrelevant nor in s.
         dim: the dim of the function.
 
     Returns:
-        A value a row, in [0, 1], larger for sparser; NaN where no entry is irrelevant, and where there is a NaN among
-        the entries or weights that take part.
+        One value per row, in [0, 1], larger for sparser; NaN where no entry is irrelevant, and where there is a NaN
+        among the entries or weights that take part.
 
     Example:
         >>> import torch
@@ -156,7 +145,7 @@ def entropy(weights: Tensor, *, dim: int = -1) -> Tensor:
         dim: the dim along which the weights sum to 1.
 
     Returns:
-        A value a row: 0 for one entry of weight 1, the logarithm of the number of entries where all weigh the same.
+        One value per row: 0 for one entry of weight 1, the logarithm of the number of entries where all weigh the same.
         A row of zeros, with nothing left in it, gives 0.
 
     Example:
@@ -181,7 +170,7 @@ def support(weights: Tensor, *, dim: int = -1, threshold: float = 0.0) -> Tensor
         threshold: :math:`\tau`; 0 counts what is not exactly zero.
 
     Returns:
-        An integer a row. A NaN is not above anything and does not count.
+        One integer per row. A NaN is not above anything and does not count.
 
     Example:
         >>> import torch
@@ -190,8 +179,7 @@ def support(weights: Tensor, *, dim: int = -1, threshold: float = 0.0) -> Tensor
         tensor([2, 1])
     """
     weights, dim = _wide(weights, dim)
-    if not isinstance(threshold, (int, float)) or isinstance(threshold, bool):
-        raise TypeError(f"multimax: expected threshold to be a number, got {type(threshold).__name__}")
+    checks.real_number("threshold", threshold)
     return (weights > threshold).sum(dim)
 
 
@@ -206,7 +194,7 @@ def top_mass(weights: Tensor, k: int, *, dim: int = -1) -> Tensor:
         dim: the dim along which the weights sum to 1.
 
     Returns:
-        A value a row.
+        One value per row.
 
     Example:
         >>> import torch
@@ -215,9 +203,7 @@ def top_mass(weights: Tensor, k: int, *, dim: int = -1) -> Tensor:
         tensor(0.8750)
     """
     weights, dim = _wide(weights, dim)
-    checks.integer("k", k)
-    if k < 1:
-        raise ValueError(f"multimax: expected k of at least 1, got {k}")
+    checks.positive_integer("k", k)
     if weights.ndim == 0:
         return weights
     return weights.topk(min(k, weights.shape[dim]), dim, sorted=False).values.sum(dim)

@@ -1,6 +1,6 @@
 """Every check on arguments, once: what was expected, what came, and the remedy where there is one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -524,3 +524,307 @@ def linear(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, aut
         same_device(name, value, input)
         if value.dtype != input.dtype and not autocast:
             raise TypeError(f"multimax: expected {name} of the input's dtype, {input.dtype}, got {value.dtype}")
+
+
+# metrics, training, oversmoothing
+
+
+def real_number(name: str, value: object, *, optional: bool = False) -> None:
+    """Any number, NaN and infinity among them; None too if it is optional."""
+    if value is None and optional:
+        return
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        wanted = "a number or None" if optional else "a number"
+        raise TypeError(f"multimax: expected {name} to be {wanted}, got {type(value).__name__}")
+
+
+def positive_integer(name: str, value: object) -> None:
+    """An int of at least 1."""
+    integer(name, value)
+    assert isinstance(value, int)
+    if value < 1:
+        raise ValueError(f"multimax: expected {name} of at least 1, got {value}")
+
+
+def weights_for(x: Tensor, weights: Tensor) -> None:
+    """The weights that a reweighting function gave for x."""
+    tensor("x", x)
+    tensor("weights", weights)
+    if weights.shape != x.shape:
+        raise ValueError(f"multimax: expected weights of the shape of x, {shape(x)}, got {shape(weights)}")
+    same_device("weights", weights, x)
+
+
+def one_or_per_row(value: Tensor, rows: torch.Size) -> None:
+    """One number, or one per row."""
+    if value.numel() != 1 and value.shape != rows:
+        raise ValueError(f"multimax: expected one number or one per row, of shape {tuple(rows)}, got {shape(value)}")
+
+
+def bin_range(low: object, high: object) -> tuple[float, float]:
+    """The ends of a logarithmic scale."""
+    first, last = number("low", low, 0, float("inf")), number("high", high, 0, float("inf"))
+    if not 0 < first < last < float("inf"):
+        raise ValueError(f"multimax: expected 0 < low < high, both finite, got {first:g} and {last:g}")
+    return first, last
+
+
+def same_edges(histogram: object, other: object, edges: Tensor, other_edges: Tensor) -> None:
+    """Histograms that can be added."""
+    if not torch.equal(edges, other_edges):
+        raise ValueError(f"multimax: expected a histogram of the same edges, got {other!r} for {histogram!r}")
+
+
+def thresholds(values: Tensor, low: float, high: float) -> None:
+    """Numbers in the range of a histogram's bins."""
+    if not bool(((values >= low) & (values <= high)).all()):
+        raise ValueError(
+            f"multimax: expected thresholds in [{low:g}, {high:g}], the range of the bins, got {values.tolist()}; "
+            "make the histogram with another low or high"
+        )
+
+
+def features(value: Tensor) -> None:
+    """Features of patches."""
+    tensor("features", value)
+    if value.ndim < 2:
+        raise ValueError(f"multimax: expected features of shape (..., patches, features), got {shape(value)}")
+
+
+def features_mask(mask: object, value: Tensor, full: tuple[int, ...], of: str) -> Tensor | None:
+    """A boolean mask of the patches, or of their pairs, of features; in the full shape."""
+    if mask is None:
+        return None
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise TypeError(f"multimax: expected mask to be a boolean tensor, True for {of} that take part, got {got}")
+    same_device("mask", mask, value)
+    try:
+        return mask.expand(full)
+    except RuntimeError:
+        raise ValueError(
+            f"multimax: expected a mask that broadcasts to {full}, the {of} of features of shape {shape(value)}, "
+            f"got {shape(mask)}"
+        ) from None
+
+
+def self_attention(attention: Tensor, heads_dim: int | None) -> int | None:
+    """Attention whose queries are its keys; returns the dim of the heads, counted from the front."""
+    tensor("attention", attention)
+    dim = None if heads_dim is None else dimension(heads_dim, attention.ndim)
+    if dim is not None and dim >= attention.ndim - 2:
+        raise ValueError(
+            "multimax: expected heads_dim to be a dim before the queries and keys of attention of shape "
+            f"{shape(attention)}, got {heads_dim}"
+        )
+    sizes = tuple(size for place, size in enumerate(attention.shape) if place != dim)
+    if len(sizes) < 2 or sizes[-1] != sizes[-2]:
+        raise ValueError(
+            f"multimax: expected self-attention, (..., L, L), or with heads_dim one dim more, got {sizes}; rollout is "
+            "not defined for cross attention"
+        )
+    return dim
+
+
+def next_of_rollout(attention: Tensor, before: Tensor | None) -> None:
+    """The map of a layer, as long as those of the layers before."""
+    if before is not None and attention.shape[-2:] != before.shape[-2:]:
+        raise ValueError(
+            f"multimax: expected attention of one length in all layers, {before.shape[-1]}, got {attention.shape[-1]}"
+        )
+
+
+def begun(rollout: Tensor | None) -> Tensor:
+    """A rollout that has at least one layer."""
+    if rollout is None:
+        raise ValueError("multimax: expected a layer before the discrepancy, got none; call update first")
+    return rollout
+
+
+def single_set(coefs: Tensor, knots: Tensor) -> None:
+    """One set of parameters, of no heads."""
+    pair(coefs, knots)
+    if coefs.ndim != 2:
+        raise ValueError(f"multimax: expected coefs of shape (order, 2), one set, got {shape(coefs)}")
+
+
+def finite_interval(low: float, high: float) -> None:
+    """Two finite numbers in order."""
+    if not float("-inf") < low <= high < float("inf"):
+        raise ValueError(f"multimax: expected finite low <= high, got {low} and {high}")
+
+
+def measures(names: object, known: tuple[str, ...], *, optional: bool) -> tuple[str, ...]:
+    """Names of measures; none only if they are optional."""
+    if isinstance(names, str) or not isinstance(names, Collection) or not (names or optional):
+        raise TypeError(f"multimax: expected measures to be several names, got {names!r}; out of {', '.join(known)}")
+    for name in names:
+        choice("measures", name, known)
+    return tuple(names)
+
+
+def layers(names: object, model: torch.nn.Module) -> frozenset[str] | None:
+    """Full names of modules of a model; None for all."""
+    if names is None:
+        return None
+    if isinstance(names, str) or not isinstance(names, Collection):
+        raise TypeError(f"multimax: expected layers to be several full names of modules, got {names!r}")
+    known = dict(model.named_modules())
+    for name in names:
+        if name not in known:
+            raise ValueError(
+                f"multimax: expected layers to be full names of the model's modules, {', '.join(map(repr, known))}, "
+                f"got {name!r}"
+            )
+    return frozenset(names)
+
+
+# transformers' attention functions that compute no weights, by the beginning of their names
+WITHOUT_WEIGHTS = ("sdpa", "flash", "flex", "paged")
+
+
+def observable(model: torch.nn.Module) -> None:
+    """A model whose attention does not run unseen."""
+    for name, part in model.named_modules():
+        place = f"{name or 'the model'} ({type(part).__name__})"
+        if hasattr(part, "_orig_mod") or part._compiled_call_impl is not None:
+            raise ValueError(
+                f"multimax: expected a model that is not compiled, got {place} under torch.compile, whose attention "
+                "cannot be seen; collect from the model as it was before"
+            )
+        implementation = getattr(getattr(part, "config", None), "_attn_implementation", None)
+        if "Attention" not in type(part).__name__ or not isinstance(implementation, str):
+            continue
+        if implementation.startswith(WITHOUT_WEIGHTS) or "/" in implementation:
+            raise ValueError(
+                f"multimax: expected eager attention, which has weights to look at, got {implementation!r} in {place}; "
+                'make the model with attn_implementation="eager", or call model.set_attn_implementation("eager")'
+            )
+
+
+def before_dropout(module: torch.nn.Module) -> None:
+    """Not in training, for a module whose weights do not sum to 1."""
+    if module.training:
+        raise ValueError(
+            f"multimax: expected weights before dropout, got {type(module).__name__}'s after dropout, which do not "
+            "sum to 1; call model.eval(), or set the attention's dropout to 0"
+        )
+
+
+def no_dropout(name: str, module: torch.nn.Module, drops: bool) -> None:
+    """Not dropout in training, for attention with softmax."""
+    if drops and module.training:
+        raise ValueError(
+            f"multimax: expected attention with a reweighting module, got {name} ({type(module).__name__}) with "
+            "softmax and dropout, whose weights can only be seen after dropout; set its dropout to 0"
+        )
+
+
+def attention_ran(ran: Collection[str], elsewhere: Collection[str]) -> None:
+    """At least one layer of those asked for."""
+    if ran:
+        return
+    if elsewhere:
+        raise ValueError(
+            "multimax: expected attention in the given layers, got none; it is in " + ", ".join(map(repr, elsewhere))
+        )
+    raise ValueError(
+        "multimax: expected attention to run inside collect, got none; call the model itself in the context, and "
+        "not under torch.compile; attention of one's own is seen if it calls multimax.multimax_attention or a "
+        "module such as multimax.MultiMax or nn.Softmax, or if its class is named ...Attention and returns "
+        "(result, weights)"
+    )
+
+
+def some_multimax(found: Collection[object]) -> None:
+    """A model with MultiMax in it."""
+    if not found:
+        raise ValueError("multimax: expected a model with MultiMax in it, got one without any multimax.MultiMax module")
+
+
+def some_reweighting_modules(model: torch.nn.Module, found: Collection[object]) -> None:
+    """A model with reweighting functions in it."""
+    if not found:
+        raise ValueError(
+            f"multimax: expected a model with reweighting modules, got {type(model).__name__} with none; "
+            "convert it first"
+        )
+
+
+def some_reweighting_parameters(model: torch.nn.Module, found: Collection[object]) -> None:
+    """A model with reweighting functions that learn."""
+    if not found:
+        raise ValueError(
+            f"multimax: expected a model with parameters of a reweighting function, got {type(model).__name__} with "
+            "none; convert it first, or use multimax.MultiheadAttention or multimax.MultiMaxHead in it"
+        )
+
+
+def score_range(value: tuple[float, float] | None) -> None:
+    """From where to where scores go; None where that is to be seen."""
+    if value is None:
+        return
+    low, high = value
+    if not low < high:
+        raise ValueError(f"multimax: expected score_range of (low, high), low < high, got {value!r}")
+
+
+def patches(name: str, value: Tensor) -> None:
+    """Features of at least two patches, since each is compared with the others."""
+    tensor(name, value)
+    if value.ndim != 3:
+        raise ValueError(f"multimax: expected {name} of shape (batch, patches, features), got {shape(value)}")
+    if value.shape[1] < 2:
+        raise ValueError(
+            f"multimax: expected {name} of at least 2 patches, (batch, patches, features), got {shape(value)}"
+        )
+
+
+def first_and_last(first: Tensor, last: Tensor) -> None:
+    """Features of the same patches in two layers."""
+    patches("first", first)
+    patches("last", last)
+    if first.shape != last.shape:
+        raise ValueError(
+            f"multimax: expected first of the shape of last, {shape(last)}, got {shape(first)}; "
+            "both without the class token"
+        )
+    same_device("first", first, last)
+
+
+def patch_size(value: object, images: Tensor) -> tuple[int, int]:
+    """Height and width of the patches that images are cut into."""
+    tensor("images", images)
+    if images.ndim != 4:
+        raise ValueError(f"multimax: expected images of shape (batch, channels, height, width), got {shape(images)}")
+    sides = value if isinstance(value, tuple) else (value, value)
+    if len(sides) != 2:
+        raise ValueError(f"multimax: expected patch_size to be an int or a pair (height, width), got {value!r}")
+    for side in sides:
+        integer("patch_size", side)
+    size = tuple(images.shape[-2:])
+    if min(sides) < 1 or any(length % side for length, side in zip(size, sides, strict=True)):
+        raise ValueError(
+            f"multimax: expected a patch_size that divides the images' height and width, {size}, got {value!r}; "
+            "crop or resize the images"
+        )
+    return sides
+
+
+def image_targets(value: object, images: Tensor) -> None:
+    """A class, or probabilities of classes, for each image."""
+    batch = images.shape[0]
+    if not isinstance(value, Tensor) or value.ndim not in (1, 2) or value.shape[0] != batch:
+        got = shape(value) if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(
+            f"multimax: expected targets to be class indices of shape ({batch},) or probabilities of shape "
+            f"({batch}, classes), got {got}"
+        )
+    target(value, images, (batch,), tuple(value.shape), -100)
+
+
+def patch_logits(value: Tensor) -> None:
+    """Logits for each patch."""
+    tensor("patch_logits", value)
+    if value.ndim != 3:
+        raise ValueError(f"multimax: expected patch_logits of shape (batch, patches, classes), got {shape(value)}")

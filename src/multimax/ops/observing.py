@@ -21,7 +21,7 @@ Blocks = Callable[[], Iterator[Block]]
 Observer = Callable[[int, tuple[int, ...], Blocks], None]
 
 _observers: list[Observer] = []
-_orders: list[int] = []  # what to report in the place of the order
+_orders: list[int] = []  # what to report instead of the order
 
 
 def active() -> bool:
@@ -53,7 +53,7 @@ def observe(observer: Observer) -> Iterator[None]:
         yield
     finally:
         # by identity and from the end: the same observer may watch twice
-        last = max(i for i, own in enumerate(_observers) if own is observer)
+        last = max(i for i, other in enumerate(_observers) if other is observer)
         del _observers[last]
 
 

@@ -5,11 +5,11 @@ The figures are made without pyplot: nothing global is changed, and nothing has 
 
 from multimax.plots.attention import attention_maps, attention_of
 from multimax.plots.by_layer import patch_similarity, rollout_discrepancy
-from multimax.plots.functions import simplex, trade_off, two_entries
+from multimax.plots.function_comparisons import simplex, trade_off, two_entries
 from multimax.plots.grad_cam import class_activation, grad_cam
 from multimax.plots.histograms import attention_histograms, cumulative_attention
+from multimax.plots.logs import by_epoch, read_metrics
 from multimax.plots.paper import paper_figures
-from multimax.plots.records import by_epoch, read_metrics
 from multimax.plots.sigma import learned_sigma
 from multimax.plots.style import COLOURS, save
 from multimax.plots.training import training_curves

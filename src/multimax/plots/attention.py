@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from multimax import metrics
-from multimax.convert.seeing import evaluated, seen
+from multimax.convert.seeing import seen
+from multimax.metrics.evaluation import evaluating
 from multimax.ops import checks
 from multimax.plots import pictures, style
 from multimax.training.groups import reweighting_modules
@@ -17,18 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MARK = style.COLOURS[5]
-
-
-class _Kept(metrics.LogHistogram):
-    """Stands where the collector has a histogram, and keeps the weights themselves."""
-
-    def __init__(self) -> None:
-        super().__init__(bins=1)
-        self.blocks: list[Tensor] = []
-
-    def update(self, weights: Tensor, mask: Tensor | None = None) -> None:
-        """A few of the queries, (B, H, q, Lk)."""
-        self.blocks.append(weights.detach().float().cpu())
 
 
 def called(model: nn.Module, inputs: object) -> Any:
@@ -53,24 +42,24 @@ def attention_of(model: nn.Module, inputs: object, *, layers: Collection[str] | 
         >>> import torch
         >>> from multimax import plots
         >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2).eval()
-        >>> {name: tuple(own.shape) for name, own in plots.attention_of(model, torch.randn(1, 9, 32)).items()}
+        >>> {name: tuple(weights.shape) for name, weights in plots.attention_of(model, torch.randn(1, 9, 32)).items()}
         {'layers.0.self_attn': (1, 4, 9, 9), 'layers.1.self_attn': (1, 4, 9, 9)}
     """
     checks.module(model)
-    own = next(reweighting_modules(model), None) is not None
+    has_reweighting = next(reweighting_modules(model), None) is not None
+    kept: dict[str, list[Tensor]] = {}
+
+    def keep(layer: str, weights: Tensor, mask: Tensor) -> None:
+        kept.setdefault(layer, []).append(weights.float().cpu())
+
     with (
         torch.no_grad(),
-        evaluated(model),
-        nullcontext() if own else seen(model),
-        metrics.collect(model, ("histogram",), layers=layers, histogram=_Kept) as found,
+        evaluating(model),
+        nullcontext() if has_reweighting else seen(model),
+        metrics.collect(model, (), layers=layers, on_weights=keep),
     ):
         called(model, inputs)
-    weights = {}
-    for name, layer in found.layers.items():
-        kept = layer.histogram
-        if isinstance(kept, _Kept):
-            weights[name] = torch.cat(kept.blocks, 2)
-    return weights
+    return {name: torch.cat(blocks, 2) for name, blocks in kept.items()}
 
 
 def _maps(attention: object, inputs: object, layers: Collection[str] | None) -> dict[str, Tensor]:
@@ -82,14 +71,14 @@ def _maps(attention: object, inputs: object, layers: Collection[str] | None) -> 
             )
         found: dict[str, Any] = attention_of(attention, inputs, layers=layers)
         short = style.layer_names(found)
-        found = {short[name]: own for name, own in found.items()}
+        found = {short[name]: weights for name, weights in found.items()}
     elif isinstance(attention, Mapping):
         found = style.runs_by_label(attention, "attention")
     else:
         found = {"": attention}
     maps = {}
-    for label, own in found.items():
-        weights = style.numbers("attention weights", own, finite=True)
+    for label, given in found.items():
+        weights = style.numbers("attention weights", given, finite=True)
         weights = weights[0] if weights.ndim == 4 and len(weights) == 1 else weights
         if weights.ndim != 3 or 0 in weights.shape:
             raise ValueError(
@@ -112,8 +101,8 @@ def attention_maps(
 
     Args:
         image: the photo, (height, width) or with channels first or last.
-        attention: weights of one image, (heads, queries, keys), or several by label, as "softmax, layer 5", a row each;
-            or a model, whose layers are the rows.
+        attention: weights of one image, (heads, queries, keys), or several by label, as "softmax, layer 5", one row
+            each; or a model, whose layers are the rows.
         query: the patch that looks, counted from 0 row by row, without the class token.
         inputs: what the model takes, if there is one.
         layers: full names of the model's layers to show, all unless given.
@@ -121,9 +110,9 @@ def attention_maps(
             with it, what is more are tokens before the patches.
 
     Returns:
-        A figure with a row for each label: the photo with the query marked, then a map a head, over the photo in grey.
-        All heads of a row share a scale, up to its largest weight. What the query gives to other tokens than patches
-        is not shown.
+        A figure with a row for each label: the photo with the query marked, then one map per head, over the photo in
+        grey. All heads of a row share one scale, up to its largest weight. What the query gives to other tokens than
+        patches is not shown.
 
     Example:
         >>> import torch
@@ -136,7 +125,7 @@ def attention_maps(
     photo = pictures.picture(image)
     maps = _maps(attention, inputs, layers)
     checks.integer("query", query)
-    heads = max(len(own) for own in maps.values())
+    heads = max(map(len, maps.values()))
     figure = style.figure(len(maps), heads + 1, 1.25, 1.35)
     from matplotlib.colors import Normalize
     from matplotlib.patches import Rectangle
@@ -158,10 +147,10 @@ def attention_maps(
         panels: list[Any] = [axes]
         last: Any = None
         scale = Normalize(0.0, max(shown.max().item(), 1e-12))
-        for head, own in enumerate(shown):
+        for head, map_ in enumerate(shown):
             number = row * (heads + 1) + head + 1
             axes = style.picture_panel(figure, len(maps), heads + 1, number, "" if row else f"head {head + 1}")
-            last = pictures.overlay(axes, photo, own, scale, smooth=False)
+            last = pictures.overlay(axes, photo, map_, scale, smooth=False)
             panels.append(axes)
         bar: Any = figure.colorbar(last, ax=panels, aspect=12, pad=0.01, fraction=0.03)
         bar.ax.tick_params(labelsize=6)

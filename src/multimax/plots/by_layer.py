@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from multimax.metrics import AttentionStatistics
-from multimax.plots import records, style
+from multimax.plots import logs, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,16 +20,18 @@ Epochs = Mapping[float, Sequence[float] | Mapping[str, float]]
 def _epochs(label: str, run: object, measure: str) -> dict[float, list[float]]:
     """Values by layer, at each epoch."""
     if not isinstance(run, Mapping):
-        run = records.by_epoch(records.checked(run, label), measure)
+        run = logs.by_epoch(logs.checked(run, label), measure)
     found: dict[float, list[float]] = {}
     if not all(isinstance(epoch, Real) and math.isfinite(epoch) for epoch in run):
         raise ValueError(f"multimax: expected epochs of {label!r} to be finite numbers, got {', '.join(map(str, run))}")
     for epoch in sorted(run):
-        own = run[epoch]
-        values = style.numbers(f"{measure} of {label!r}", list(own.values()) if isinstance(own, Mapping) else own)
+        layers = run[epoch]
+        by_layer = list(layers.values()) if isinstance(layers, Mapping) else layers
+        values = style.numbers(f"{measure} of {label!r}", by_layer)
         if values.ndim != 1 or len(values) == 0:
             raise ValueError(
-                f"multimax: expected a value a layer for epoch {epoch} of {label!r}, got shape {tuple(values.shape)}"
+                f"multimax: expected one value per layer for epoch {epoch} of {label!r}, got shape "
+                f"{tuple(values.shape)}"
             )
         found[float(epoch)] = values.tolist()
     if not found:
@@ -45,7 +47,7 @@ def _layers(axes: "Axes", number: int) -> None:
     axes.set_xlim(1 - 0.05 * max(number - 1, 1), number + 0.05 * max(number - 1, 1))
 
 
-def patch_similarity(runs: Mapping[str, Epochs | records.Entries], *, measure: str = "patch_similarity") -> "Figure":
+def patch_similarity(runs: Mapping[str, Epochs | logs.Entries], *, measure: str = "patch_similarity") -> "Figure":
     """How alike the patches are after each layer, as training goes on: Figure 4 of the paper.
 
     Args:
@@ -53,7 +55,7 @@ def patch_similarity(runs: Mapping[str, Epochs | records.Entries], *, measure: s
         measure: the one to take from a log; any other that is logged by layer can be drawn as well.
 
     Returns:
-        A figure with a panel a run, all on one scale, and a line an epoch, the darker the later.
+        A figure with one panel per run, all on one scale, and one line per epoch, the darker the later.
 
     Example:
         >>> from multimax import plots
@@ -89,17 +91,17 @@ def patch_similarity(runs: Mapping[str, Epochs | records.Entries], *, measure: s
 def _with_spread(label: str, run: object, measure: str) -> tuple[list[float], list[float]]:
     """Values by layer, and their standard deviations where they are known."""
     if isinstance(run, AttentionStatistics):
-        moments = [own.measures[measure] for own in run.layers.values() if measure in own.measures]
+        moments = [layer.measures[measure] for layer in run.layers.values() if measure in layer.measures]
         if not moments:
-            why = {own.left_out[measure] for own in run.layers.values() if measure in own.left_out}
+            why = {layer.left_out[measure] for layer in run.layers.values() if measure in layer.left_out}
             remedy = f"left out: {'; '.join(sorted(why))}" if why else f"give it to collect: measures=({measure!r},)"
             raise ValueError(f"multimax: expected {measure} among the statistics of {label!r}, got none; {remedy}")
-        return [own.mean for own in moments], [own.std for own in moments]
+        return [moment.mean for moment in moments], [moment.std for moment in moments]
     if isinstance(run, Sequence) and not isinstance(run, str):  # a tensor is a layer's, of several examples
-        run = [own.double().mean() if isinstance(own, Tensor) else own for own in run]
+        run = [value.double().mean() if isinstance(value, Tensor) else value for value in run]
     values = style.numbers(f"{measure} of {label!r}", run)
     if values.ndim != 1 or len(values) == 0:
-        raise ValueError(f"multimax: expected a value a layer for {label!r}, got shape {tuple(values.shape)}")
+        raise ValueError(f"multimax: expected one value per layer for {label!r}, got shape {tuple(values.shape)}")
     return values.tolist(), []
 
 
@@ -110,12 +112,12 @@ def rollout_discrepancy(
 
     Args:
         runs: by label, what :func:`multimax.metrics.collect` found, or what
-            :func:`multimax.metrics.rollout_discrepancy` returned, or numbers: one a layer.
+            :func:`multimax.metrics.rollout_discrepancy` returned, or numbers: one per layer.
         measure: of what was collected; any other by layer can be drawn as well.
 
     Returns:
-        A figure with one panel: a line a run, with a band of one standard deviation over the examples where it is
-        known.
+        A figure with one panel: one line per run, with a band of one standard deviation over the examples where it
+        is known.
 
     Example:
         >>> import torch
@@ -135,8 +137,8 @@ def rollout_discrepancy(
         line = style.LINES[number % len(style.LINES)]
         axes.plot(places, values, color=colour, linestyle=line, marker="o", markersize=4, label=style.plain(label))
         if spread:
-            low = [value - own for value, own in zip(values, spread, strict=True)]
-            high = [value + own for value, own in zip(values, spread, strict=True)]
+            low = [value - deviation for value, deviation in zip(values, spread, strict=True)]
+            high = [value + deviation for value, deviation in zip(values, spread, strict=True)]
             axes.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
     _layers(axes, max(len(values) for values, _ in found.values()))
     axes.set_xlabel("layer", fontsize=style.TITLE)

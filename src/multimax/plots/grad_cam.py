@@ -10,21 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from multimax.convert.seeing import evaluated
+from multimax.metrics.evaluation import evaluating
+from multimax.metrics.outputs import first_tensor
 from multimax.ops import checks
 from multimax.plots import pictures, style
 from multimax.plots.attention import called
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-def _first_tensor(output: Any) -> Tensor | None:
-    if isinstance(output, Tensor):
-        return output
-    if isinstance(output, tuple | list) and output:
-        return _first_tensor(output[0])
-    return None
 
 
 def _blocks(model: nn.Module, block: str | None) -> dict[str, nn.Module]:
@@ -39,7 +32,7 @@ def _blocks(model: nn.Module, block: str | None) -> dict[str, nn.Module]:
         return {block: modules[block]}
     stacks = {}
     for name, module in modules.items():
-        if isinstance(module, nn.ModuleList | nn.Sequential) and len({type(own) for own in module}) == 1:
+        if isinstance(module, nn.ModuleList | nn.Sequential) and len({type(part) for part in module}) == 1:
             stacks[name] = sum(p.numel() for p in module.parameters())
     if not stacks:
         raise ValueError(
@@ -47,7 +40,7 @@ def _blocks(model: nn.Module, block: str | None) -> dict[str, nn.Module]:
             "block="
         )
     best = max(stacks, key=lambda name: stacks[name])
-    return {f"{best}.{index}" if best else index: own for index, own in modules[best].named_children()}
+    return {f"{best}.{index}" if best else index: part for index, part in modules[best].named_children()}
 
 
 @contextmanager
@@ -58,7 +51,7 @@ def _features(blocks: Mapping[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
         for name, module in blocks.items():
 
             def keep(_: nn.Module, __: object, output: object, name: str = name) -> None:
-                features = _first_tensor(output)
+                features = first_tensor(output)
                 if features is not None and features.is_floating_point() and features.ndim == 3:
                     found[name] = features
 
@@ -81,7 +74,7 @@ def _classes(logits: Tensor, target: object) -> Tensor:
         return logits.argmax(-1)
     classes = style.numbers("target", target)
     classes = classes.expand(len(logits)) if classes.ndim == 0 else classes
-    if classes.shape != (len(logits),) or not all(own in range(logits.shape[1]) for own in classes.tolist()):
+    if classes.shape != (len(logits),) or not all(number in range(logits.shape[1]) for number in classes.tolist()):
         raise ValueError(
             f"multimax: expected target in [0, {logits.shape[1] - 1}], one for all or one for each of "
             f"{len(logits)} images, got {target!r}"
@@ -92,7 +85,7 @@ def _classes(logits: Tensor, target: object) -> Tensor:
 def _watched(inputs: object) -> object:
     """Inputs with a gradient, so that there is one where all weights are frozen."""
     if isinstance(inputs, Mapping):
-        return {name: _watched(own) for name, own in inputs.items()}
+        return {name: _watched(value) for name, value in inputs.items()}
     if isinstance(inputs, Tensor) and inputs.is_floating_point():
         return inputs.detach().clone().requires_grad_()
     return inputs
@@ -117,7 +110,7 @@ def class_activation(
     Args:
         model: returns logits (B, classes), itself or as ``.logits``.
         inputs: a tensor, or a mapping of the arguments of its forward.
-        target: the class, one for all or one an image; what the model predicts unless given.
+        target: the class, one for all or one per image; what the model predicts unless given.
         block: full name of the module whose output (B, tokens, features) is looked at. Unless given, the last block of
             the model's largest stack from which the patches still reach the logits: with a class token that is the last
             but one.
@@ -141,7 +134,7 @@ def class_activation(
     """
     checks.module(model)
     blocks = _blocks(model, block)
-    with torch.inference_mode(False), torch.enable_grad(), evaluated(model), _features(blocks) as features:
+    with torch.inference_mode(False), torch.enable_grad(), evaluating(model), _features(blocks) as features:
         logits = _logits(called(model, _watched(inputs)))
         if not features:
             names = ", ".join(map(repr, blocks))
@@ -152,11 +145,11 @@ def class_activation(
         score = logits.gather(1, _classes(logits, target)[:, None]).sum()
         gradients = torch.autograd.grad(score, list(features.values()), allow_unused=True)
     for name, gradient in reversed(list(zip(features, gradients, strict=True))):
-        own = features[name].detach()
-        skip, rows, columns = pictures.patches(own.shape[1], grid)
+        activations = features[name].detach()
+        skip, rows, columns = pictures.patches(activations.shape[1], grid)
         if gradient is not None and bool((gradient[:, skip:] != 0).any()):
             alpha = gradient[:, skip:].float().mean(1, keepdim=True)  # (B, 1, d)
-            return (own[:, skip:].float() * alpha).sum(-1).clamp(min=0).reshape(-1, rows, columns).cpu()
+            return (activations[:, skip:].float() * alpha).sum(-1).clamp(min=0).reshape(-1, rows, columns).cpu()
     raise ValueError(
         f"multimax: expected patches after {', '.join(features)} to reach the logits, got gradients of 0; where the "
         "class token alone is read after a block, name an earlier one with block="
@@ -172,11 +165,11 @@ def grad_cam(
     block: str | None = None,
     grid: tuple[int, int] | None = None,
 ) -> "Figure":
-    """Which patches speak for the class, a row a model, softmax above MultiMax: Figure 6 of the paper.
+    """Which patches speak for the class, one row per model, softmax above MultiMax: Figure 6 of the paper.
 
     Args:
         images: photos, a list of arrays or a tensor (n, channels, height, width).
-        maps: by label, a row each from top to bottom: what :func:`class_activation` gave, (n, rows, columns), or a
+        maps: by label, one row each from top to bottom: what :func:`class_activation` gave, (n, rows, columns), or a
             model, of which it is taken.
         inputs: what the models take, if there are any.
         target: of :func:`class_activation`.
@@ -201,15 +194,15 @@ def grad_cam(
     if not photos:
         raise ValueError("multimax: expected at least one image, got none")
     rows: dict[str, Tensor] = {}
-    for label, own in style.runs_by_label(maps, "maps or models").items():
-        if isinstance(own, nn.Module):
+    for label, given in style.runs_by_label(maps, "maps or models").items():
+        if isinstance(given, nn.Module):
             if inputs is None:
                 raise ValueError("multimax: expected the models' inputs, got none; give inputs=")
-            own = class_activation(own, inputs, target=target, block=block, grid=grid)
-        found = style.numbers(f"the maps of {label!r}", own, finite=True)
+            given = class_activation(given, inputs, target=target, block=block, grid=grid)
+        found = style.numbers(f"the maps of {label!r}", given, finite=True)
         if found.ndim != 3 or len(found) != len(photos) or 0 in found.shape:
             raise ValueError(
-                f"multimax: expected maps of shape ({len(photos)}, rows, columns) for {label!r}, one an image, got "
+                f"multimax: expected maps of shape ({len(photos)}, rows, columns) for {label!r}, one per image, got "
                 f"{tuple(found.shape)}"
             )
         rows[label] = found
@@ -220,10 +213,10 @@ def grad_cam(
     for place, photo in enumerate(photos):
         style.picture_panel(figure, len(rows) + 1, columns, place).imshow(photo.numpy())
     for row, (label, found) in enumerate(rows.items(), start=1):
-        for place, (photo, own) in enumerate(zip(photos, found, strict=True)):
+        for place, (photo, map_) in enumerate(zip(photos, found, strict=True)):
             axes = style.picture_panel(figure, len(rows) + 1, columns, row * columns + place)
-            scale = Normalize(0.0, max(own.max().item(), 1e-12))
-            pictures.overlay(axes, photo, own, scale, smooth=True)
+            scale = Normalize(0.0, max(map_.max().item(), 1e-12))
+            pictures.overlay(axes, photo, map_, scale, smooth=True)
             if place == 0:
                 axes.set_ylabel(style.plain(label, 22), fontsize=style.TITLE)
     return figure

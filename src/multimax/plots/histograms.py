@@ -16,14 +16,14 @@ Histograms = AttentionStatistics | Mapping[str, LogHistogram]
 def _of_run(label: str, run: object) -> dict[str, LogHistogram]:
     """Histograms by layer."""
     if isinstance(run, AttentionStatistics):
-        found = {name: own.histogram for name, own in run.layers.items() if own.histogram is not None}
+        found = {name: layer.histogram for name, layer in run.layers.items() if layer.histogram is not None}
         if not found:
             raise ValueError(
                 f"multimax: expected histograms among the statistics of {label!r}, got none; give them to collect: "
                 "measures=('histogram',)"
             )
         return found
-    if isinstance(run, Mapping) and run and all(isinstance(own, LogHistogram) for own in run.values()):
+    if isinstance(run, Mapping) and run and all(isinstance(histogram, LogHistogram) for histogram in run.values()):
         return dict(run)
     raise TypeError(
         f"multimax: expected AttentionStatistics, or LogHistograms by layer, for {label!r}, got {type(run).__name__}"
@@ -34,11 +34,11 @@ def _by_layer(runs: object) -> dict[str, dict[str, LogHistogram]]:
     """Layers, and in each the histograms by label."""
     found = {label: _of_run(label, run) for label, run in style.runs_by_label(runs, "runs").items()}
     (first, layers), *others = found.items()
-    for label, own in others:
-        if list(own) != list(layers):
+    for label, of_run in others:
+        if list(of_run) != list(layers):
             raise ValueError(
                 f"multimax: expected the same layers in all runs, {', '.join(layers)} of {first!r}, got "
-                f"{', '.join(own)} of {label!r}"
+                f"{', '.join(of_run)} of {label!r}"
             )
     for label, run in found.items():
         for name, histogram in run.items():
@@ -52,19 +52,19 @@ def _by_layer(runs: object) -> dict[str, dict[str, LogHistogram]]:
 def _panels(
     runs: object, columns: int, y: str, draw: "Callable[[Axes, LogHistogram, int, str, str], None]"
 ) -> "Figure":
-    """A panel a layer, a line a run."""
+    """One panel per layer, one line per run."""
     layers = _by_layer(runs)
     short = style.layer_names(layers)
     rows, columns = style.grid_of(len(layers), columns)
     figure = style.figure(rows, columns, 2.6, 2.2)
-    for number, (name, own) in enumerate(layers.items()):
+    for number, (name, of_layer) in enumerate(layers.items()):
         axes = style.panel(figure, rows, columns, number, style.plain(short[name]))
         axes.set_xscale("log")
-        for place, (label, histogram) in enumerate(own.items()):
-            draw(axes, histogram, place, style.plain(label), style.colours_of(own)[label])
-        edges = next(iter(own.values())).edges
+        for place, (label, histogram) in enumerate(of_layer.items()):
+            draw(axes, histogram, place, style.plain(label), style.colours_of(of_layer)[label])
+        edges = next(iter(of_layer.values())).edges
         axes.set_xlim(edges[0].item(), edges[-1].item())
-    if len(own) > 1:
+    if len(of_layer) > 1:
         handles, _ = figure.axes[0].get_legend_handles_labels()
         style.legend(figure, handles)
     style.labels(figure, "attention weight", y)
@@ -88,12 +88,12 @@ def attention_histograms(runs: Mapping[str, Histograms], *, columns: int = 3) ->
     Args:
         runs: by label, what :func:`multimax.metrics.collect` found with "histogram" among its measures, or by layer a
             :class:`multimax.metrics.LogHistogram` each. All runs have the same layers.
-        columns: panels a row.
+        columns: panels per row.
 
     Returns:
-        A figure with a panel a layer: a line a run, a step a bin. Weights below the first bin, exact zeros among them,
-        cannot be on such a scale, and the last bin ends before 1: where there are any of these, the panel says what
-        share of all they are.
+        A figure with one panel per layer: one line per run, one step per bin. Weights below the first bin, exact zeros
+        among them, cannot be on such a scale, and the last bin ends before 1: where there are any of these, the panel
+        says what share of all they are.
 
     Example:
         >>> import torch
@@ -121,7 +121,7 @@ def attention_histograms(runs: Mapping[str, Histograms], *, columns: int = 3) ->
 
     figure = _panels(runs, columns, "number of weights", draw)
     for axes in figure.axes:
-        if not any(own.get_data().values.any() for own in axes.patches):  # type: ignore[attr-defined]
+        if not any(step.get_data().values.any() for step in axes.patches):  # type: ignore[attr-defined]
             axes.set_ylim(0.7, 10)  # there is nothing to fit a scale to
         axes.set_yscale("log")
         axes.set_ylim(bottom=0.7)  # below one there is none
@@ -133,10 +133,10 @@ def cumulative_attention(runs: Mapping[str, Histograms], *, columns: int = 3) ->
 
     Args:
         runs: as for :func:`attention_histograms`.
-        columns: panels a row.
+        columns: panels per row.
 
     Returns:
-        A figure with a panel a layer: a line a run, which begins at the share of weights below the first bin.
+        A figure with one panel per layer: one line per run, which begins at the share of weights below the first bin.
 
     Example:
         >>> import torch

@@ -1,9 +1,9 @@
-"""The figures that need no training: those of the paper that its own parameters draw."""
+"""The figures that need no training: those of the paper that its printed parameters draw."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from multimax.plots.functions import simplex, trade_off, two_entries
+from multimax.plots.function_comparisons import simplex, trade_off, two_entries
 from multimax.plots.sigma import learned_sigma
 
 if TYPE_CHECKING:

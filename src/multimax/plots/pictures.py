@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 OVER = 0.6  # how much the map covers the photo
 DIM = 1.3  # what is white in the photo, so that it does not outshine the map
 HEAT = "inferno"
-LARGEST = 1024  # pixels a side, more than a panel shows
+LARGEST = 1024  # pixels per side, more than a panel shows
 
 
 def picture(image: object) -> Tensor:
@@ -55,7 +55,7 @@ def patches(length: int, grid: tuple[int, int] | None) -> tuple[int, int, int]:
     """Tokens before the patches, and rows and columns of patches, of a sequence."""
     if grid is not None:
         sizes = style.numbers("grid", grid)
-        if sizes.shape != (2,) or not all(own >= 1 and own == int(own) for own in sizes.tolist()):
+        if sizes.shape != (2,) or not all(size >= 1 and size == int(size) for size in sizes.tolist()):
             raise ValueError(f"multimax: expected grid=(rows, columns), whole numbers of at least 1, got {grid!r}")
         rows, columns = map(int, sizes.tolist())
         if rows * columns > length:

@@ -19,32 +19,29 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 POINTS = 201  # above 128, matplotlib leaves out those that change nothing to the eye
-SYMBOLS = ("t_b", "t_d", "b", "d")
-Parameters = Mapping[str, Sequence[float]] | PaperParameters  # t_b, t_d, b and d of a layer, a value an order
+Parameters = Mapping[str, Sequence[float]] | PaperParameters  # t_b, t_d, b and d of a layer, one value per order
 
 
 def stored(parameters: object) -> tuple[Tensor, Tensor]:
     """Coefs and knots in float64, of parameters in the paper's symbols."""
     if isinstance(parameters, PaperParameters):
-        values: list[object] = list(parameters)
-    elif isinstance(parameters, Mapping) and set(SYMBOLS) <= set(parameters):
-        values = [parameters[symbol] for symbol in SYMBOLS]
-    else:
+        parameters = parameters._asdict()
+    if not isinstance(parameters, Mapping) or not set(PaperParameters._fields) <= set(parameters):
         got = f"only {', '.join(map(str, parameters))}" if isinstance(parameters, Mapping) else repr(parameters)
         raise ValueError(
             f"multimax: expected parameters with t_b, t_d, b and d, got {got}; multimax.presets has the paper's"
         )
-    t_b, t_d, b, d = (style.numbers(symbol, own, finite=True) for symbol, own in zip(SYMBOLS, values, strict=True))
+    t_b, t_d, b, d = (style.numbers(symbol, parameters[symbol], finite=True) for symbol in PaperParameters._fields)
     return from_paper(t_b, t_d, b, d)
 
 
 def _of_model(model: nn.Module) -> Iterator[tuple[str, list[tuple[Tensor, Tensor]]]]:
-    """The parameters in use by layer, a set a head."""
+    """The parameters in use by layer, one set per head."""
     for name, module in reweighting_modules(model):
         if isinstance(module, MultiMax):
             both = zip(("coefs", "knots"), module.parameters_in_use(), strict=True)
-            coefs, knots = (style.numbers(f"{which} of {name}", own, finite=True) for which, own in both)
-            sets = [own.reshape(-1, *own.shape[-2:]) for own in (coefs, knots)]
+            coefs, knots = (style.numbers(f"{which} of {name}", parameter, finite=True) for which, parameter in both)
+            sets = [parameter.reshape(-1, *parameter.shape[-2:]) for parameter in (coefs, knots)]
             yield layer_name(name), list(zip(*sets, strict=True))
 
 
@@ -61,13 +58,13 @@ def _layers(layers: object) -> dict[str, list[tuple[Tensor, Tensor]]]:
                 "multimax.convert_(model) puts it there"
             )
         short = style.layer_names(found)
-        return {short[name]: own for name, own in found.items()}
+        return {short[name]: sets for name, sets in found.items()}
     if isinstance(layers, Mapping):
         if not layers or not all(layers.values()):
             raise ValueError("multimax: expected at least one layer with parameters, and a set for each, got none")
         return {str(name): [stored(run) for run in runs] for name, runs in layers.items()}
     if isinstance(layers, Sequence) and layers:
-        return {f"layer {number}": [stored(own)] for number, own in enumerate(layers, start=1)}
+        return {f"layer {number}": [stored(layer)] for number, layer in enumerate(layers, start=1)}
     raise ValueError(
         "multimax: expected at least one layer with parameters: a name of multimax.presets, a model, a list, or lists "
         f"by name, got {layers!r}"
@@ -89,15 +86,15 @@ def learned_sigma(
     flatter, they shrink.
 
     Args:
-        layers: a name of :data:`multimax.presets`; or a model, in which a head with parameters of its own has a line of
-            its own; or the parameters in the paper's symbols, a set a layer; or, by name, those of one or several runs,
-            as ``multimax table`` has them.
+        layers: a name of :data:`multimax.presets`; or a model, with one line per head where heads have separate
+            parameters; or the parameters in the paper's symbols, one set per layer; or, by name, those of one or
+            several runs, as ``multimax table`` has them.
         low: least score.
         high: largest score.
-        columns: panels a row.
+        columns: panels per row.
 
     Returns:
-        A figure with a panel a layer: a line a run, and the identity dashed.
+        A figure with one panel per layer: one line per run, and the identity dashed.
 
     Example:
         >>> from multimax import plots

@@ -62,12 +62,12 @@ def grid_of(number: int, columns: int) -> tuple[int, int]:
     return -(-number // columns), columns
 
 
-def panel(own: "Figure", rows: int, columns: int, number: int, title: str = "", **options: Any) -> "Axes":
+def panel(figure: "Figure", rows: int, columns: int, number: int, title: str = "", **options: Any) -> "Axes":
     """The next panel, counted from 0, with a light grid behind what is drawn."""
-    axes: Axes = own.add_subplot(rows, columns, number + 1, **options)
+    axes: Axes = figure.add_subplot(rows, columns, number + 1, **options)
     longest = max(map(len, title.split("\n")))
     # points; not the whole panel, as a title is centred on axes that the ticks' labels push to the right
-    room = 0.85 * 72 * own.get_figwidth() / columns
+    room = 0.85 * 72 * figure.get_figwidth() / columns
     axes.set_title(title, fontsize=min(TITLE, room / (LETTER * max(longest, 1))))
     axes.tick_params(labelsize=TICKS)
     axes.grid(color="0.9", linewidth=0.6)
@@ -75,9 +75,9 @@ def panel(own: "Figure", rows: int, columns: int, number: int, title: str = "", 
     return axes
 
 
-def picture_panel(own: "Figure", rows: int, columns: int, number: int, title: str = "") -> "Axes":
+def picture_panel(figure: "Figure", rows: int, columns: int, number: int, title: str = "") -> "Axes":
     """The next panel, for a picture: without axes, but with room for a label at its left."""
-    axes = own.add_subplot(rows, columns, number + 1)
+    axes = figure.add_subplot(rows, columns, number + 1)
     axes.set_title(title, fontsize=TEXT)
     axes.set_xticks([])
     axes.set_yticks([])
@@ -86,20 +86,20 @@ def picture_panel(own: "Figure", rows: int, columns: int, number: int, title: st
     return axes
 
 
-def labels(own: "Figure", x: str, y: str) -> None:
+def labels(figure: "Figure", x: str, y: str) -> None:
     """Of all panels in common."""
-    own.supxlabel(x, fontsize=TITLE)
-    own.supylabel(y, fontsize=TITLE)
+    figure.supxlabel(x, fontsize=TITLE)
+    figure.supylabel(y, fontsize=TITLE)
 
 
-def legend(own: "Figure", handles: Sequence[Any], columns: int = 6) -> None:
+def legend(figure: "Figure", handles: Sequence[Any], columns: int = 6) -> None:
     """Above all panels, which keep their size."""
     longest = max(len(line) for handle in handles for line in str(handle.get_label()).split("\n"))
-    room = int(own.get_figwidth() / (0.5 + 0.06 * longest))  # inches of the line and of a letter
+    room = int(figure.get_figwidth() / (0.5 + 0.06 * longest))  # inches of the line and of a letter
     across = max(min(len(handles), columns, room), 1)
     rows = -(-len(handles) // across) * max(str(handle.get_label()).count("\n") + 1 for handle in handles)
-    own.set_figheight(own.get_figheight() + LEGEND_ROW * max(rows - 2, 0))  # for two there is room
-    own.legend(handles=handles, loc="outside upper center", ncols=across, fontsize=TEXT, frameon=False)
+    figure.set_figheight(figure.get_figheight() + LEGEND_ROW * max(rows - 2, 0))  # for two there is room
+    figure.legend(handles=handles, loc="outside upper center", ncols=across, fontsize=TEXT, frameon=False)
 
 
 def colours(name: str, low: float, high: float) -> "Colormap":
@@ -134,7 +134,7 @@ def save(figure: "Figure", file: str | Path, *, dpi: int = 150) -> None:
     Args:
         figure: of one of these functions.
         file: its ending says the format: png, svg, pdf and others that matplotlib knows.
-        dpi: dots an inch, for formats that have dots.
+        dpi: dots per inch, for formats that have dots.
 
     Example:
         >>> import tempfile
@@ -145,7 +145,7 @@ def save(figure: "Figure", file: str | Path, *, dpi: int = 150) -> None:
     """
     checks.number_above("dpi", dpi, 0)
     suffix = Path(file).suffix.lower()
-    known = {f".{own}" for own in figure.canvas.get_supported_filetypes()}
+    known = {f".{ending}" for ending in figure.canvas.get_supported_filetypes()}
     if suffix not in known:
         raise ValueError(
             f"multimax: expected a file that ends in {', '.join(sorted(known))}, got {str(file)!r}; the ending says "
@@ -177,13 +177,13 @@ def runs_by_label(runs: object, of: str) -> dict[str, Any]:
         )
     if not runs:
         raise ValueError(f"multimax: expected {of} by label, got none")
-    return {str(label): own for label, own in runs.items()}
+    return {str(label): run for label, run in runs.items()}
 
 
 def numbers(name: str, values: object, *, finite: bool = False) -> Tensor:
     """Numbers of any shape in float64, from a tensor, an array or a list."""
-    if isinstance(values, Sequence) and any(isinstance(own, Tensor) for own in values):
-        values = [own.tolist() if isinstance(own, Tensor) else own for own in values]
+    if isinstance(values, Sequence) and any(isinstance(value, Tensor) for value in values):
+        values = [value.tolist() if isinstance(value, Tensor) else value for value in values]
     try:
         found = torch.as_tensor(values, dtype=torch.float64).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:

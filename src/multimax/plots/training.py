@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from multimax.plots import records, style
+from multimax.plots import logs, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,7 +24,7 @@ def _title(value: str) -> str:
     return style.plain(style.words(value))
 
 
-def _curves(entries: records.Entries) -> Curves:
+def _curves(entries: logs.Entries) -> Curves:
     """All that was logged by step; what is of no layer under the layer ""."""
     found: Curves = {}
     for entry in entries:
@@ -33,15 +33,15 @@ def _curves(entries: records.Entries) -> Curves:
         for name, value in entry.items():
             if name in ("step", "epoch") or not isinstance(value, Real):
                 continue
-            layer, own = records.split(name) or ("", name)
-            steps, values = found.setdefault(own, {}).setdefault(layer, ([], []))
+            layer, which = logs.split(name) or ("", name)
+            steps, values = found.setdefault(which, {}).setdefault(layer, ([], []))
             steps.append(float(entry["step"]))
             values.append(float(value))
     return found
 
 
 def training_curves(
-    runs: Mapping[str, records.Entries], *, names: Sequence[str] | None = None, columns: int = 4
+    runs: Mapping[str, logs.Entries], *, names: Sequence[str] | None = None, columns: int = 4
 ) -> "Figure":
     """The learned parameters and the measures of every layer over the steps of training.
 
@@ -49,11 +49,11 @@ def training_curves(
         runs: by label, what a run has logged (:func:`read_metrics`, or ``trainer.state.log_history``).
         names: what to show: parameters such as "t_b_1", measures such as "entropy", or what is of no layer, such as
             "loss"; all parameters and measures unless given.
-        columns: panels a row.
+        columns: panels per row.
 
     Returns:
-        A figure with a panel a value: a line for each layer and run, layers by colour, dark to light, runs by style;
-        what is of no layer has the colours of the runs.
+        A figure with one panel per value: a line for each layer and run, layers by colour, dark to light, runs by
+        style; what is of no layer has the colours of the runs.
 
     Example:
         >>> from multimax import plots
@@ -62,10 +62,10 @@ def training_curves(
         >>> [axes.get_title() for axes in figure.axes]
         ['$t_{b_1}$', 'loss']
     """
-    logs = {label: _curves(records.checked(run, label)) for label, run in style.runs_by_label(runs, "entries").items()}
-    there = list(dict.fromkeys(value for run in logs.values() for value in run))
+    curves = {label: _curves(logs.checked(run, label)) for label, run in style.runs_by_label(runs, "entries").items()}
+    there = list(dict.fromkeys(value for run in curves.values() for value in run))
     if names is None:
-        of_layers = {value for run in logs.values() for value, own in run.items() if any(own)}
+        of_layers = {value for run in curves.values() for value, layers in run.items() if any(layers)}
         names = [value for value in there if value in of_layers and value not in NOT_SHOWN]
         if not names:
             raise ValueError(
@@ -77,18 +77,18 @@ def training_curves(
             raise ValueError(f"multimax: expected names out of {', '.join(there)}, got {name!r}")
     if not names:
         raise ValueError("multimax: expected at least one name, got none")
-    layers = list(dict.fromkeys(layer for run in logs.values() for v in names for layer in run.get(v, ()) if layer))
+    layers = list(dict.fromkeys(layer for run in curves.values() for v in names for layer in run.get(v, ()) if layer))
     short = style.layer_names(layers)
     rows, columns = style.grid_of(len(names), columns)
     figure = style.figure(rows, columns, 2.4, 1.9)
     from matplotlib.lines import Line2D
 
     shades = style.colours("viridis", 0.0, 0.9)
-    of_runs = style.colours_of(logs)  # for what is of no layer
+    of_runs = style.colours_of(curves)  # for what is of no layer
     colours: dict[str, Any] = {layer: shades(place / max(len(layers) - 1, 1)) for place, layer in enumerate(layers)}
     for number, name in enumerate(names):
         axes = style.panel(figure, rows, columns, number, _title(name))
-        for place, (label, run) in enumerate(logs.items()):
+        for place, (label, run) in enumerate(curves.items()):
             for layer, (steps, values) in run.get(name, {}).items():
                 shown = [value if math.isfinite(value) else math.nan for value in values]
                 line = style.LINES[place % len(style.LINES)]
@@ -97,8 +97,8 @@ def training_curves(
                     steps, shown, color=colours.get(layer, of_runs[label]), linestyle=line, linewidth=1.2, marker=mark
                 )
     handles = [Line2D([], [], color=colours[layer], label=style.plain(short[layer])) for layer in layers]
-    if len(logs) > 1:
-        for place, label in enumerate(logs):
+    if len(curves) > 1:
+        for place, label in enumerate(curves):
             colour = "0.3" if layers else of_runs[label]
             line = style.LINES[place % len(style.LINES)]
             handles.append(Line2D([], [], color=colour, linestyle=line, label=style.plain(label)))

@@ -1,6 +1,8 @@
 """Training: parameter groups, clipping, the monitor, and remedies against over-smoothing."""
 
 from multimax.training.groups import (
+    MODES,
+    TrainOnly,
     clip_grad_norm_,
     param_groups,
     reweighting_modules,
@@ -10,7 +12,9 @@ from multimax.training.groups import (
 from multimax.training.monitor import Monitor
 
 __all__ = [
+    "MODES",
     "Monitor",
+    "TrainOnly",
     "clip_grad_norm_",
     "param_groups",
     "reweighting_modules",

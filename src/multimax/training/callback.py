@@ -48,7 +48,7 @@ class MultiMaxCallback(TrainerCallback):
     def _log(self, values: dict[str, float], step: int) -> None:
         handler = self.trainer.callback_handler
         everybody = handler.callbacks
-        handler.callbacks = [own for own in everybody if not isinstance(own, PrinterCallback | ProgressCallback)]
+        handler.callbacks = [other for other in everybody if not isinstance(other, PrinterCallback | ProgressCallback)]
         try:
             self.trainer.log(dict(values))
         finally:

@@ -1,4 +1,4 @@
-"""What the few parameters of the reweighting functions need in training: no decay, their own rate and clipping."""
+"""What the few parameters of the reweighting functions need in training: no decay, a separate rate and clipping."""
 
 import math
 from collections.abc import Iterator
@@ -57,11 +57,7 @@ def reweighting_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter
 def _required(model: nn.Module) -> dict[str, nn.Parameter]:
     """All reweighting parameters, of which there must be some."""
     found = dict(reweighting_parameters(model))
-    if not found:
-        raise ValueError(
-            f"multimax: expected a model with parameters of a reweighting function, got {type(model).__name__} with "
-            "none; convert it first, or use multimax.MultiheadAttention or multimax.MultiMaxHead in it"
-        )
+    checks.some_reweighting_parameters(model, found)
     return found
 
 
@@ -103,13 +99,12 @@ def param_groups(
         >>> adamw = torch.optim.AdamW([others, reweighting])
     """
     checks.finite("multimax_lr_factor", multimax_lr_factor)
-    own = list(_required(model).values())
-    there = set(own)
-    others = [p for p in model.parameters() if p.requires_grad and p not in there]
+    reweighting = dict.fromkeys(_required(model).values())
+    others = [p for p in model.parameters() if p.requires_grad and p not in reweighting]
     return [
         {"params": others, "lr": lr, "weight_decay": weight_decay},
         {
-            "params": [p for p in own if p.requires_grad],
+            "params": [p for p in reweighting if p.requires_grad],
             "lr": lr * multimax_lr_factor,
             "weight_decay": 0.0,
             "use_muon": False,
@@ -128,9 +123,7 @@ def _classes(model: nn.Module) -> dict[nn.Parameter, int]:
     """The number of classes for each reweighting parameter of an output layer."""
     found = {}
     for name, module in reweighting_modules(model):
-        if not name or isinstance(module, AttnScale):
-            continue
-        linear = output_linear(model.get_submodule(name.rpartition(".")[0]))
+        linear = output_linear(model.get_submodule(name.rpartition(".")[0])) if name else None
         if linear is not None:
             found.update(dict.fromkeys(module.parameters(), linear.out_features))
     return found
@@ -157,8 +150,8 @@ def clip_grad_norm_(
       :math:`N = \lVert (g_{others}, g_{MultiMax} / \sqrt{V}) \rVert`. The division is for N alone. All gradients are
       then multiplied by one factor, so that the direction of the step stays, nothing changes below max_norm, and a
       second call does nothing. For Adam, which divides by the gradient's size, that is all that matters.
-    - "separate": the reweighting parameters, those of all layers together, are clipped by their own norm, and all
-      others by theirs, each to max_norm.
+    - "separate": the reweighting parameters, those of all layers together, are clipped by one norm, and all
+      others by another, each to max_norm.
 
     An output layer is an ``nn.Linear`` that holds the reweighting module, as :class:`multimax.MultiMaxHead` does, or a
     module with both it and an ``nn.Linear`` called ``linear``. Parameters of attention always count in full in
@@ -193,8 +186,9 @@ def clip_grad_norm_(
         total = get_total_norm(scaled, norm_type, error_if_nonfinite)
         clip_grads_with_norm_(grads, max_norm, total)
         return total
-    own = {p for _, p in reweighting_parameters(model)}
-    groups = [group for group in ([p for p in grads if p in own], [p for p in grads if p not in own]) if group]
+    reweighting = {p for _, p in reweighting_parameters(model)}
+    both = [p for p in grads if p in reweighting], [p for p in grads if p not in reweighting]
+    groups = [group for group in both if group]
     norms = [get_total_norm([grads[p] for p in group], norm_type, error_if_nonfinite) for group in groups]
     for group, norm in zip(groups, norms, strict=True):
         clip_grads_with_norm_(group, max_norm, norm)
@@ -255,12 +249,12 @@ def train_only_reweighting_(model: nn.Module) -> TrainOnly:
         >>> head.weight.requires_grad
         True
     """
-    own = _required(model)
-    trained = set(own.values())
+    reweighting = _required(model)
+    trained = set(reweighting.values())
     before = {}
     for name, parameter in model.named_parameters():
         before[name] = parameter.requires_grad
         parameter.requires_grad_(parameter in trained)
         if parameter not in trained:
             parameter.grad = None
-    return TrainOnly(model, tuple(own), sum(p.numel() for p in trained), before)
+    return TrainOnly(model, tuple(reweighting), sum(p.numel() for p in trained), before)

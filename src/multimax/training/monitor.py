@@ -3,31 +3,28 @@
 import copy
 import math
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
 from types import TracebackType
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 
 from multimax.metrics import AttentionStatistics, collect
 from multimax.metrics.monotonicity import least_slope
-from multimax.metrics.sources import check_can_be_seen
 from multimax.nn.multihead import OWN
-from multimax.ops import checks, masking, observing
+from multimax.ops import checks
+from multimax.ops.presets import PaperParameters
 from multimax.reweighting.high_pass import AttnScale
 from multimax.reweighting.layer import MultiMax
 from multimax.reweighting.modules import Entmax, Softmax
-from multimax.training.groups import output_linear, reweighting_modules
+from multimax.training.groups import reweighting_modules
+from multimax.training.score_ranges import ScoreRanges
 
-SYMBOLS = ("t_b", "t_d", "b", "d")
 LEARNED: dict[type[nn.Module], str] = {Softmax: "temperature", Entmax: "alpha", AttnScale: "omega"}
 SCORES = (-10.0, 10.0)  # where scores cannot be seen
-ROWS = 64  # whose logits are computed for the range of an output layer
 ROUNDING = 1e-5  # a slope that is this little below 0 is none
 Log = Callable[[dict[str, float], int], object]
 
@@ -44,8 +41,8 @@ def _unwrapped(model: nn.Module) -> nn.Module:
 
 def layer_name(name: str) -> str:
     """The layer that a module belongs to: its parent, if the module is only the layer's function."""
-    parent, _, own = name.rpartition(".")
-    return (parent if own in OWN else name) or "model"
+    parent, _, last = name.rpartition(".")
+    return (parent if last in OWN else name) or "model"
 
 
 def _whole(t: Tensor) -> Tensor:
@@ -56,8 +53,8 @@ def _whole(t: Tensor) -> Tensor:
 def _gathered(module: nn.Module) -> nn.Module:
     """The module with its parameters as they are used, detached and whole."""
     plain = copy.copy(module)
-    own = {name: None if p is None else _whole(p.detach()) for name, p in module._parameters.items()}
-    plain.__dict__["_parameters"] = own
+    whole = {name: None if p is None else _whole(p.detach()) for name, p in module._parameters.items()}
+    plain.__dict__["_parameters"] = whole
     return plain
 
 
@@ -65,7 +62,7 @@ def values_of(module: nn.Module) -> dict[str, Tensor]:
     """What a gathered module has learned, by symbol, () or (heads,) each."""
     if isinstance(module, MultiMax):
         off = {"lower": "d", "upper": "b"}.get(module.terms)
-        symbols = [symbol for symbol in SYMBOLS if symbol[-1] != off]
+        symbols = [symbol for symbol in PaperParameters._fields if symbol[-1] != off]
         return {f"{symbol}_{n + 1}": getattr(module, symbol)[..., n] for n in range(module.order) for symbol in symbols}
     learned: dict[str, Tensor] = {name: p for name, p in module._parameters.items() if p is not None}
     for kind, name in LEARNED.items():
@@ -74,95 +71,28 @@ def values_of(module: nn.Module) -> dict[str, Tensor]:
     return learned
 
 
+def _drops(module: nn.Module) -> bool:
+    """Whether there is dropout in a module, or a rate of it among its attributes."""
+    return any(isinstance(part, nn.Dropout) and part.p > 0 for part in module.modules()) or any(
+        "dropout" in name and isinstance(value, float) and value > 0 for name, value in vars(module).items()
+    )
+
+
 def _watchable(model: nn.Module) -> None:
     """Raises where the measures cannot be taken in training."""
-    check_can_be_seen(model)
-    holders = [name for name, _ in reweighting_modules(model)]
+    checks.observable(model)
+    functions = [name for name, _ in reweighting_modules(model)]
     for name, module in model.named_modules():
         if "Attention" not in type(module).__name__ or isinstance(module, nn.MultiheadAttention):
             continue
-        within = any(own.startswith(f"{name}.") or name.startswith(f"{layer_name(own)}.") for own in holders)
-        drops = any(isinstance(own, nn.Dropout) and own.p > 0 for own in module.modules()) or any(
-            "dropout" in own and isinstance(p, float) and p > 0 for own, p in vars(module).items()
-        )
-        if not within and drops and module.training:
-            raise ValueError(
-                f"multimax: expected attention with a reweighting module, got {name} ({type(module).__name__}) with "
-                "softmax and dropout, whose weights can only be seen after dropout; set its dropout to 0"
-            )
-
-
-class _Ranges:
-    """The least and the largest score that each MultiMax module gets."""
-
-    def __init__(self, modules: Mapping[str, nn.Module], model: nn.Module) -> None:
-        self.modules, self.model = modules, model
-        self.seen: dict[str, tuple[float, float]] = {}
-        self.running: list[str] = []
-
-    @contextmanager
-    def watch(self) -> Iterator[None]:
-        with ExitStack() as hooks:
-            for name, module in self.modules.items():
-                hooks.callback(module.register_forward_hook(self._called(name), with_kwargs=True).remove)
-                if name:
-                    parent = self.model.get_submodule(name.rpartition(".")[0])
-                    hooks.callback(parent.register_forward_pre_hook(self._begin(name)).remove)
-                    hooks.callback(parent.register_forward_hook(self._end, always_call=True).remove)
-                    if (linear := output_linear(parent)) is not None:
-                        # before it, since a sharded weight is only whole until after it
-                        hooks.callback(parent.register_forward_pre_hook(self._logits(name, linear)).remove)
-            hooks.enter_context(observing.observe(self._observe))
-            yield
-
-    def _begin(self, name: str) -> Callable[..., None]:
-        return lambda *_: self.running.append(name)
-
-    def _end(self, *_: object) -> None:
-        if self.running:
-            self.running.pop()
-
-    def _observe(self, order: int, shape: tuple[int, ...], blocks: observing.Blocks) -> None:
-        """An attention function that some module has called."""
-        if self.running and order:
-            for scores, _, part in blocks():
-                self._add(self.running[-1], scores[part])
-
-    def _called(self, name: str) -> Callable[..., None]:
-        """The hook of a MultiMax that is given scores."""
-
-        @torch.no_grad()
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: object) -> None:
-            given = {**dict(zip(("x", "mask"), args, strict=False)), **kwargs}
-            x, mask = given["x"].detach(), given.get("mask")
-            part = masking.takes_part(x)
-            self._add(name, x[part if mask is None else part & mask])
-
-        return hook
-
-    def _logits(self, name: str, linear: nn.Linear) -> Callable[..., None]:
-        """The hook of an output layer, which may never hold its logits."""
-
-        @torch.no_grad()
-        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-            if args and isinstance(args[0], Tensor):
-                rows = args[0].detach().reshape(-1, linear.in_features)[:ROWS]
-                self._add(name, F.linear(rows, linear.weight, linear.bias))
-
-        return hook
-
-    def _add(self, name: str, scores: Tensor) -> None:
-        scores = scores[scores.isfinite()]
-        if scores.numel():
-            low, high = (bound.item() for bound in scores.aminmax())
-            before = self.seen.get(name, (low, high))
-            self.seen[name] = (min(low, before[0]), max(high, before[1]))
+        if not any(one.startswith(f"{name}.") or name.startswith(f"{layer_name(one)}.") for one in functions):
+            checks.no_dropout(name, module, _drops(module))
 
 
 class Monitor:
     r"""Watches the reweighting functions of a model in any training loop, every so many steps.
 
-    A context manager, entered once a step, around forward and backward; all micro-batches of a step, if there are
+    A context manager, entered once per step, around forward and backward; all micro-batches of a step, if there are
     several. On every ``every``-th step, the first included, it logs for each layer
 
     - the parameters: ``t_b_1``, ``t_d_1``, ``b_1``, ``d_1`` and so on for the further orders, in the paper's symbols;
@@ -184,12 +114,12 @@ class Monitor:
 
     Args:
         model: to be trained; may be wrapped by ``DistributedDataParallel``. With several processes, all have to enter
-            and leave together, since sharded parameters are gathered; measures are those of the process's own batches.
+            and leave together, since sharded parameters are gathered; measures are those of its batches alone.
         log: is called as ``log(values, step)``, values being a dict of floats; None to read ``values`` oneself.
         every: how many steps from one that is watched to the next.
         measures: names of measures, as for :func:`multimax.metrics.collect`; none for no measures.
         per_head: log parameters for each head (``head_0/t_b_1``), not their mean over the heads.
-        score_range: (low, high) in which sigma has to rise, in the place of what is seen.
+        score_range: (low, high) in which sigma has to rise, instead of what is seen.
         limit: the absolute value beyond which a stored parameter has run away.
 
     Attributes:
@@ -224,25 +154,18 @@ class Monitor:
         score_range: tuple[float, float] | None = None,
         limit: float = 100.0,
     ) -> None:
-        checks.integer("every", every)
-        if every < 1:
-            raise ValueError(f"multimax: expected every to be at least 1, got {every}")
+        checks.positive_integer("every", every)
         checks.number_above("limit", limit, 0)
-        if score_range is not None and not score_range[0] < score_range[1]:
-            raise ValueError(f"multimax: expected score_range of (low, high), low < high, got {score_range!r}")
+        checks.score_range(score_range)
         self.modules = dict(reweighting_modules(_unwrapped(model)))
-        if not self.modules:
-            raise ValueError(
-                f"multimax: expected a model with reweighting modules, got {type(model).__name__} with none; "
-                "convert it first"
-            )
+        checks.some_reweighting_modules(model, self.modules)
         self.wrapped, self.model, self.log, self.every = model, _unwrapped(model), log, every
         self.measures, self.per_head, self.score_range, self.limit = tuple(measures), per_head, score_range, limit
         self.step = 0
         self.values: dict[str, float] = {}
         self._hooks: ExitStack | None = None
         self._found: AttentionStatistics | None = None
-        self._ranges = _Ranges({}, self.model)
+        self._ranges = ScoreRanges({}, self.model)
         self._warned: set[tuple[str, str]] = set()
 
     def _warn(self, layer: str, cause: str, text: str) -> None:
@@ -263,7 +186,7 @@ class Monitor:
             raise RuntimeError("multimax: expected the step before to be over, got another within it")
         if self.step % self.every == 0:
             self._hooks = ExitStack()
-            self._ranges = _Ranges({n: m for n, m in self.modules.items() if isinstance(m, MultiMax)}, self.model)
+            self._ranges = ScoreRanges({n: m for n, m in self.modules.items() if isinstance(m, MultiMax)}, self.model)
             try:
                 _watchable(self.wrapped)
                 if self.measures:
@@ -308,7 +231,7 @@ class Monitor:
             for symbol, value in values_of(plain).items():
                 heads = value.reshape(-1).tolist()
                 if self.per_head and len(heads) > 1:
-                    values.update({f"multimax/{layer}/head_{h}/{symbol}": own for h, own in enumerate(heads)})
+                    values.update({f"multimax/{layer}/head_{h}/{symbol}": number for h, number in enumerate(heads)})
                 else:
                     values[f"multimax/{layer}/{symbol}"] = math.fsum(heads) / len(heads)
             grads.setdefault(layer, []).extend(p.grad for p in module.parameters() if p.grad is not None)
@@ -317,29 +240,29 @@ class Monitor:
             for measure, moments in statistics.measures.items():
                 if moments.count:
                     values[f"multimax/{layer_name(layer)}/{measure}"] = moments.mean
-        for layer, own in grads.items():
-            if own:
-                values[f"multimax/{layer}/grad_norm"] = _whole(get_total_norm(own)).item()
-        if everything := [grad for own in grads.values() for grad in own]:
+        for layer, of_layer in grads.items():
+            if of_layer:
+                values[f"multimax/{layer}/grad_norm"] = _whole(get_total_norm(of_layer)).item()
+        if everything := [grad for of_layer in grads.values() for grad in of_layer]:
             values["multimax/grad_norm"] = _whole(get_total_norm(everything)).item()
         return values
 
     def _check(self, name: str, layer: str, plain: nn.Module) -> None:
         """Warns of parameters that have run away, and of a sigma that falls."""
-        for own, p in plain._parameters.items():
+        for which, p in plain._parameters.items():
             if p is None:
                 continue
             if not p.isfinite().all():
-                text = f"multimax: expected finite parameters, got {own} of {layer} with NaN or infinity"
+                text = f"multimax: expected finite parameters, got {which} of {layer} with NaN or infinity"
                 return self._warn(name, "finite", text)
             if p.abs().max() > self.limit:
-                text = f"multimax: expected parameters within {self.limit:g}, got {own} of {layer} with "
+                text = f"multimax: expected parameters within {self.limit:g}, got {which} of {layer} with "
                 text += f"{p.abs().max().item():.4g}; a lower multimax_lr_factor in param_groups may hold it"
                 self._warn(name, "limit", text)
         if not isinstance(plain, MultiMax):
             return None
         low, high = self.score_range or self._ranges.seen.get(name, SCORES)
-        sets = [own.reshape(-1, plain.order, 2) for own in plain.parameters_in_use()]
+        sets = [parameter.reshape(-1, plain.order, 2) for parameter in plain.parameters_in_use()]
         slope, x = min(least_slope(coefs, knots, low, high) for coefs, knots in zip(*sets, strict=True))
         if slope < -ROUNDING:
             seen = name in self._ranges.seen and self.score_range is None

@@ -26,38 +26,6 @@ __all__ = [
 ]
 
 
-def _patches(name: str, features: Tensor) -> None:
-    """Features of at least two patches, since each is compared with the others."""
-    checks.tensor(name, features)
-    if features.ndim != 3:
-        raise ValueError(f"multimax: expected {name} of shape (batch, patches, features), got {checks.shape(features)}")
-    if features.shape[1] < 2:
-        raise ValueError(
-            f"multimax: expected {name} of at least 2 patches, (batch, patches, features), got {checks.shape(features)}"
-        )
-
-
-def _grid(images: Tensor, patch_size: int | tuple[int, int]) -> tuple[int, int, int, int]:
-    """Rows and columns of patches, and a patch's height and width."""
-    checks.tensor("images", images)
-    if images.ndim != 4:
-        raise ValueError(
-            f"multimax: expected images of shape (batch, channels, height, width), got {checks.shape(images)}"
-        )
-    sides = patch_size if isinstance(patch_size, tuple) else (patch_size, patch_size)
-    if len(sides) != 2:
-        raise ValueError(f"multimax: expected patch_size to be an int or a pair (height, width), got {patch_size!r}")
-    for side in sides:
-        checks.integer("patch_size", side)
-    height, width = images.shape[-2:]
-    if min(sides) < 1 or height % sides[0] or width % sides[1]:
-        raise ValueError(
-            f"multimax: expected a patch_size that divides the images' height and width, {(height, width)}, "
-            f"got {patch_size!r}; crop or resize the images"
-        )
-    return height // sides[0], width // sides[1], *sides
-
-
 def _exact(value: Tensor) -> Tensor:
     """In float32 at least."""
     return value.to(compute_dtype(value.dtype))
@@ -84,14 +52,13 @@ def patch_cosine_loss(features: Tensor) -> Tensor:
     References:
         Gong, Wang, Li, Chandra, Liu: Vision Transformers with Patch Diversification, arXiv:2104.12753, 2021.
     """
-    _patches("features", features)
-    # here, since attention uses this file, and the measures use attention
+    checks.patches("features", features)
     with torch.autocast(features.device.type, enabled=False):  # which would round the products to half precision
         return patch_similarity(features).mean().to(features.dtype)
 
 
 def patch_contrastive_loss(first: Tensor, last: Tensor) -> Tensor:
-    r"""Patch Diversification's second loss: that a patch of the last layer still resembles its own first layer.
+    r"""Patch Diversification's second loss: that a patch of the last layer still resembles what it was in the first.
 
     .. math:: L_{con} = -\frac{1}{n} \sum_i \log \frac{\exp(g_i^T h_i)}{\exp(g_i^T h_i) + \exp(g_i^T \bar{h}_i)},
         \qquad \bar{h}_i = \frac{1}{n - 1} \sum_{j \ne i} h_j
@@ -116,14 +83,7 @@ def patch_contrastive_loss(first: Tensor, last: Tensor) -> Tensor:
     References:
         Gong, Wang, Li, Chandra, Liu: Vision Transformers with Patch Diversification, arXiv:2104.12753, 2021.
     """
-    _patches("first", first)
-    _patches("last", last)
-    if first.shape != last.shape:
-        raise ValueError(
-            f"multimax: expected first of the shape of last, {checks.shape(last)}, got {checks.shape(first)}; "
-            "both without the class token"
-        )
-    checks.same_device("first", first, last)
+    checks.first_and_last(first, last)
     h = _exact(last)
     g = first.detach().to(h.dtype)
     others = (h.sum(1, keepdim=True) - h) / (h.shape[1] - 1)
@@ -151,7 +111,7 @@ def patch_mixing(
         patch_size: of the model, an int or (height, width).
         share: of the image that the rectangle covers, in [0, 1], up to rounding of its sides to whole patches; drawn
             uniformly if None, which is CutMix's Beta(1, 1).
-        generator: for the random numbers, in the place of torch's global one (which is drawn from on the CPU).
+        generator: for the random numbers, instead of torch's global one (which is drawn from on the CPU).
 
     Returns:
         The mixed images, and patch targets (B, n) or (B, n, C) with patches in row-major order, as patch embeddings
@@ -178,15 +138,10 @@ def patch_mixing(
         Gong, Wang, Li, Chandra, Liu: Vision Transformers with Patch Diversification, arXiv:2104.12753, 2021.
         Yun et al.: CutMix, ICCV 2019.
     """
-    rows, columns, height, width = _grid(images, patch_size)
-    batch = images.shape[0]
-    if not isinstance(targets, Tensor) or targets.ndim not in (1, 2) or targets.shape[0] != batch:
-        got = checks.shape(targets) if isinstance(targets, Tensor) else type(targets).__name__
-        raise ValueError(
-            f"multimax: expected targets to be class indices of shape ({batch},) or probabilities of shape "
-            f"({batch}, classes), got {got}"
-        )
-    checks.target(targets, images, (batch,), tuple(targets.shape), -100)
+    height, width = checks.patch_size(patch_size, images)
+    checks.image_targets(targets, images)
+    batch, _, image_height, image_width = images.shape
+    rows, columns = image_height // height, image_width // width
     # on the CPU, whatever the images are on, so that a seed means the same everywhere
     device = generator.device if generator is not None else torch.device("cpu")
 
@@ -204,8 +159,8 @@ def patch_mixing(
     mask[top : top + high, left : left + wide] = True
     pixels = mask.repeat_interleave(height, 0).repeat_interleave(width, 1)  # (height, width) of the image
     mixed = torch.where(pixels, images[partner], images)
-    other, own = targets[partner].unsqueeze(1), targets.unsqueeze(1)  # (B, 1) or (B, 1, C)
-    patch_targets = torch.where(mask.reshape(-1, *(1,) * (targets.ndim - 1)), other, own)
+    inside, outside = targets[partner].unsqueeze(1), targets.unsqueeze(1)  # (B, 1) or (B, 1, C)
+    patch_targets = torch.where(mask.reshape(-1, *(1,) * (targets.ndim - 1)), inside, outside)
     return mixed, patch_targets
 
 
@@ -215,7 +170,7 @@ def patch_mixing_loss(patch_logits: Tensor, patch_targets: Tensor, *, label_smoo
     .. math:: L_{mix} = -\frac{1}{n} \sum_i \sum_c y_{i,c} \log \operatorname{softmax}(z_i)_c
 
     Args:
-        patch_logits: :math:`z_i`, (B, n, C): a linear classifier of its own on each patch of the last layer.
+        patch_logits: :math:`z_i`, (B, n, C): what a separate linear classifier gives for each patch of the last layer.
         patch_targets: class indices (B, n) or probabilities y (B, n, C). Patches of index -100 are left out.
         label_smoothing: in [0, 1], as in ``F.cross_entropy``.
 
@@ -231,15 +186,11 @@ def patch_mixing_loss(patch_logits: Tensor, patch_targets: Tensor, *, label_smoo
     References:
         Gong, Wang, Li, Chandra, Liu: Vision Transformers with Patch Diversification, arXiv:2104.12753, 2021.
     """
-    checks.tensor("patch_logits", patch_logits)
-    if patch_logits.ndim != 3:
-        raise ValueError(
-            f"multimax: expected patch_logits of shape (batch, patches, classes), got {checks.shape(patch_logits)}"
-        )
-    full = tuple(patch_logits.shape)
-    checks.target(patch_targets, patch_logits, full[:2], full, -100)
+    checks.patch_logits(patch_logits)
+    batch, patches, classes = patch_logits.shape
+    checks.target(patch_targets, patch_logits, (batch, patches), (batch, patches, classes), -100)
     if not torch.compiler.is_compiling():
-        checks.target_values(patch_targets, full[2], -100)
+        checks.target_values(patch_targets, classes, -100)
     smoothing = checks.number("label_smoothing", label_smoothing, 0, 1)
     logits = _exact(patch_logits)
     targets = patch_targets.to(logits.dtype) if patch_targets.is_floating_point() else patch_targets.long()

@@ -19,7 +19,7 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
         path: the folder of a run, or its metrics.jsonl.
 
     Returns:
-        An entry a line: "step", "epoch", and numbers by name, those of a layer as "multimax/LAYER/PARAMETER" and
+        One entry per line: "step", "epoch", and numbers by name, those of a layer as "multimax/LAYER/PARAMETER" and
         "measures/LAYER/MEASURE".
 
     Example:
@@ -48,7 +48,7 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
             raise ValueError(
                 f"multimax: expected names with numbers in {file}, got line {number}: {line.decode()[:60]}"
             )
-        entries.append({name: float(own) if own in WORDS else own for name, own in entry.items()})
+        entries.append({name: float(value) if value in WORDS else value for name, value in entry.items()})
     return entries
 
 
@@ -62,7 +62,7 @@ def split(name: str) -> tuple[str, str] | None:
 def checked(entries: object, label: str) -> Entries:
     """Entries, and not a path or a single one."""
     several = entries if isinstance(entries, Sequence) and not isinstance(entries, str) else [None]
-    if all(isinstance(own, Mapping) for own in several):
+    if all(isinstance(entry, Mapping) for entry in several):
         return several  # type: ignore[return-value]
     raise TypeError(
         f"multimax: expected the entries of a log for {label!r}, a mapping each, got {type(entries).__name__}; "
@@ -89,16 +89,16 @@ def by_epoch(entries: Entries, measure: str = "patch_similarity") -> dict[float,
     there: dict[str, None] = {}
     for entry in checked(entries, measure):
         for name, value in entry.items():
-            parts = split(name)
-            if parts is None or "epoch" not in entry:
+            layer, which = split(name) or ("", "")
+            if not layer or "epoch" not in entry:
                 continue
-            if parts[1] == measure:
-                for which, own in ((name, value), ("epoch", entry["epoch"])):
-                    if not isinstance(own, Real):
-                        raise ValueError(f"multimax: expected {which} to be a number, got {own!r}")
-                found.setdefault(float(entry["epoch"]), {})[parts[0]] = float(value)
+            if which == measure:
+                for what, number in ((name, value), ("epoch", entry["epoch"])):
+                    if not isinstance(number, Real):
+                        raise ValueError(f"multimax: expected {what} to be a number, got {number!r}")
+                found.setdefault(float(entry["epoch"]), {})[layer] = float(value)
             elif name.startswith("measures/"):
-                there[parts[1]] = None
+                there[which] = None
     if not found:
         got = f"only {', '.join(there)}" if there else "no measures at all"
         raise ValueError(f"multimax: expected {measure} of layers among the entries, got {got}")

@@ -36,7 +36,7 @@ OTHERS: dict[str, Function] = {
 }
 # softmax has the first of the colours, MultiMax the second
 OTHER_COLOURS = style.COLOURS[2:6]
-MARKERS = ("s", "^", "D", "v", "P")  # one more than colours: each of many functions has a pair of its own
+MARKERS = ("s", "^", "D", "v", "P")  # one more than colours: each of many functions has its own pair
 CORNERS = ((0.0, 0.0), (1.0, 0.0), (0.5, math.sqrt(3) / 2))
 UNIMODAL = 0.99  # a weight above it leaves next to nothing for the others
 
@@ -53,7 +53,7 @@ def _rows(inputs: object, length: int | None = None) -> Tensor:
 
 def _temperatures(temperatures: Sequence[float]) -> list[float]:
     values: list[float] = style.numbers("temperatures", temperatures).reshape(-1).tolist()
-    if not values or not all(0 < own < math.inf for own in values):
+    if not values or not all(0 < value < math.inf for value in values):
         raise ValueError(f"multimax: expected temperatures above 0, at least one, got {values}")
     return sorted(values)
 
@@ -63,8 +63,8 @@ def _with_parameters(multimax: Mapping[str, Parameters] | None) -> dict[str, Fun
     if multimax is None:
         multimax = {f"MultiMax, layer {LAYER}": presets["deit_small"][LAYER - 1]}
     found: dict[str, Function] = {}
-    for label, own in style.runs_by_label(multimax, "parameters of MultiMax").items():
-        coefs, knots = stored(own)
+    for label, parameters in style.runs_by_label(multimax, "parameters of MultiMax").items():
+        coefs, knots = stored(parameters)
         found[label] = partial(multimax_function, coefs=coefs, knots=knots)
     return found
 
@@ -105,11 +105,11 @@ def _triangle(axes: "Axes") -> None:
     from matplotlib.patches import Polygon
 
     axes.add_patch(Polygon(CORNERS, closed=True, facecolor="0.97", edgecolor="0.4", linewidth=0.8, zorder=0))
-    for place, text, across, up in zip(CORNERS, ("1", "2", "3"), ("center",) * 3, (-0.07, -0.07, 0.03), strict=True):
+    for (x, y), text, up in zip(CORNERS, ("1", "2", "3"), (-0.07, -0.07, 0.03), strict=True):
         axes.annotate(
             f"$x_{text}$",
-            (place[0], place[1] + up),
-            ha=across,
+            (x, y + up),
+            ha="center",
             va="bottom" if up > 0 else "top",
             fontsize=style.TEXT,
         )
@@ -140,8 +140,8 @@ def simplex(
         multimax: parameters by label, in the paper's symbols; the ninth layer of DeiT-small unless given.
         functions: others by label, each from rows to rows of weights; sparsemax, entmax-1.5 and Ev-SoftMax unless
             given.
-        temperatures: of softmax, a path each.
-        columns: panels a row.
+        temperatures: of softmax, one path each.
+        columns: panels per row.
 
     Returns:
         A figure with a panel for softmax and one for each of the functions, with softmax's paths in grey behind. A
@@ -160,9 +160,9 @@ def simplex(
     steps = _temperatures(temperatures)
     others, layers = _others(functions), _with_parameters(multimax)
     if both := set(others) & set(layers):
-        raise ValueError(f"multimax: expected a label of its own for each function, got {', '.join(both)} twice")
-    own = {**others, **layers}
-    down, across = style.grid_of(len(own) + 1, columns)
+        raise ValueError(f"multimax: expected a different label for each function, got {', '.join(both)} twice")
+    shown_functions = {**others, **layers}
+    down, across = style.grid_of(len(shown_functions) + 1, columns)
     figure = style.figure(down, across, 2.6, 2.6)
     heat, scale = _temperature_colours(steps)
     paths = {step: _on_simplex(torch.softmax(rows / step, -1)) for step in steps}
@@ -178,7 +178,7 @@ def simplex(
             free = y
     order = style.colours("viridis", 0.0, 0.92)
     shown = None
-    for number, (label, function) in enumerate(own.items(), start=1):
+    for number, (label, function) in enumerate(shown_functions.items(), start=1):
         weights = _applied(label, function, rows)
         alone = (weights > UNIMODAL).sum(0).tolist()  # at each corner
         title = f"{style.plain(label)}\n{sum(alone)} of {len(rows)} at a corner"
@@ -229,11 +229,11 @@ def trade_off(
         inputs: (n, entries); the measures are means over those inputs for which both are defined.
         multimax: parameters by label, in the paper's symbols; all layers of DeiT-small, by number, unless given.
         functions: others by label, as for :func:`simplex`.
-        temperatures: of softmax, a point each on its curve, which goes from the least to the largest.
+        temperatures: of softmax, one point each on its curve, which goes from the least to the largest.
         threshold: of both measures, above which an entry is relevant.
 
     Returns:
-        A figure with one panel: a curve, and a point a function.
+        A figure with one panel: a curve, and one point per function.
 
     Example:
         >>> from multimax import plots
@@ -246,7 +246,7 @@ def trade_off(
     steps = _temperatures(temperatures)
     threshold = style.numbers("threshold", threshold, finite=True).item()
     if multimax is None:
-        multimax = {str(number): own for number, own in enumerate(presets["deit_small"], start=1)}
+        multimax = {str(number): layer for number, layer in enumerate(presets["deit_small"], start=1)}
     layers = _with_parameters(multimax)
 
     def measured(function: Function, label: str = "softmax") -> tuple[float, float]:
@@ -276,10 +276,10 @@ def trade_off(
         label="softmax at temperature T",
         zorder=2,
     )
-    for step, place in zip(steps, points, strict=True):
-        side, across = ((7, 3), "left") if place[0] < 0.5 else ((-5, -6), "right")  # where there is room
+    for step, (s, m) in zip(steps, points, strict=True):
+        side, across = ((7, 3), "left") if s < 0.5 else ((-5, -6), "right")  # where there is room
         text = f"T = {_number(step)}"
-        axes.annotate(text, place, side, textcoords="offset points", fontsize=7, ha=across, va="center")
+        axes.annotate(text, (s, m), side, textcoords="offset points", fontsize=7, ha=across, va="center")
     for number, (label, function) in enumerate(_others(functions).items()):
         axes.scatter(
             *measured(function, label),
@@ -331,15 +331,15 @@ def two_entries(
     MultiMax does not: among small entries it decides early, among large ones it lets both live.
 
     Args:
-        fixed: the other entry, a panel each.
+        fixed: the other entry, one panel each.
         multimax: parameters by label, in the paper's symbols; the ninth layer of DeiT-small unless given.
         functions: others by label, as for :func:`simplex`.
-        temperatures: of softmax, a line each.
+        temperatures: of softmax, one line each.
         low: least x.
         high: largest x.
 
     Returns:
-        A figure with a panel for each fixed entry: a line a function.
+        A figure with a panel for each fixed entry: one line per function.
 
     Example:
         >>> from multimax import plots
