@@ -13,6 +13,7 @@ from multimax.ops import checks, kernels
 
 # In the order in which "auto" tries them. The reference comes last, and can run anything.
 TABLE = {
+    "entmax": {"cpu": "multimax.ops.entmax.cpu", "reference": "multimax.ops.entmax.reference"},
     "rows": {"cpu": "multimax.ops.rows.cpu", "reference": "multimax.ops.rows.reference"},
 }
 NAMES = ("auto", "reference", "cpu", "triton")
