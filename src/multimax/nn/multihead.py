@@ -91,6 +91,8 @@ class MultiheadAttention(nn.MultiheadAttention):
             device=device,
             dtype=dtype,
         )
+        checks.flag("per_head", per_head)
+        checks.flag("attn_scale", attn_scale)
         # What torch's encoder layers ask before they take their fast path, which would pass this module by.
         self._qkv_same_embed_dim = False
         if isinstance(reweight, str) and reweight == "multimax":

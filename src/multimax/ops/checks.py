@@ -207,6 +207,7 @@ def count_or_share(name: str, value: object) -> None:
 
 def heads_to_learn(heads: object, learn: bool) -> None:
     """None, or a number of heads whose parameters are trained."""
+    flag("learn", learn)
     if heads is None:
         return
     at_least("heads", heads, 1)

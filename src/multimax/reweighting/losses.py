@@ -41,7 +41,7 @@ def _entropy_slope(p: Tensor, alpha: Tensor) -> Tensor:
 
 class FenchelYoung(torch.autograd.Function):
     """The loss of each row from x, its weights p and the target; p counts as a function of x in the second derivative
-    only, because the first one is p - y whatever p's own slope."""
+    only, because the first one is p - y whatever the slope of p."""
 
     generate_vmap_rule = True
 
