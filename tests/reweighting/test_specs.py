@@ -64,7 +64,7 @@ def test_differentiable_options(spec: reweighting.Spec) -> None:
     loss = reweighting.get(spec.name, **options)(x)[..., 0].square().sum()
     for grad in torch.autograd.grad(loss, leaves, allow_unused=True) if leaves else ():
         assert grad is not None
-    for name in spec.options().keys() - spec.differentiable.keys():
+    for name in spec.options.keys() - spec.differentiable.keys():
         with pytest.raises((TypeError, ValueError), match=f"multimax: expected {name}"):
             reweighting.get(spec.name, **options | {name: torch.tensor(1.5)})(x)
 

@@ -64,10 +64,12 @@ class Spec:
     differentiable: Mapping[str, PerQuery | None] = field(default_factory=dict)
     sigma: Sigma | None = None
     home: str = "reweighting"
+    options: Mapping[str, inspect.Parameter] = field(init=False)  # what the function takes beside x, dim, mask and impl
 
-    def options(self) -> dict[str, inspect.Parameter]:
-        """What the function takes beside x, dim, mask and impl."""
-        return {n: p for n, p in inspect.signature(self.function).parameters.items() if n not in COMMON}
+    def __post_init__(self) -> None:
+        """Reads the function's signature, once."""
+        parameters = inspect.signature(self.function).parameters
+        object.__setattr__(self, "options", {n: p for n, p in parameters.items() if n not in COMMON})
 
     def takes_heads(self) -> bool:
         """Whether the module can have parameters for each head."""
@@ -166,9 +168,7 @@ def get(name: str, **options: Any) -> Reweighting:
     """
     checks.choice("name", name, names())
     spec = BY_NAME[name]
-    checks.function_options(
-        name, options, spec.options(), f"{spec.home}.{spec.module.__name__}" if spec.learns else None
-    )
+    checks.function_options(name, options, spec.options, f"{spec.home}.{spec.module.__name__}" if spec.learns else None)
     return Reweighting(name, options)
 
 
