@@ -168,11 +168,11 @@ def sharp(module: nn.Module) -> nn.Module:
     """The layer with our attention in the place of torch's, of torch's weights and strong parameters."""
     for name, child in list(module.named_children()):
         if isinstance(child, nn.MultiheadAttention):
-            own = multimax.MultiheadAttention(32, 4, batch_first=child.batch_first)
-            own.load_state_dict(child.state_dict())
+            replacement = multimax.MultiheadAttention(32, 4, batch_first=child.batch_first)
+            replacement.load_state_dict(child.state_dict())
             with torch.no_grad():
-                own.multimax.coefs.copy_(torch.tensor([[-2.0, 1.0], [0.5, 0.3]]))
-            setattr(module, name, own)
+                replacement.multimax.coefs.copy_(torch.tensor([[-2.0, 1.0], [0.5, 0.3]]))
+            setattr(module, name, replacement)
         else:
             sharp(child)
     return module

@@ -21,10 +21,10 @@ class TestMultiMaxCrossEntropyLoss:
         ids=lambda options: "".join(options) or "plain",
     )
     def test_at_identity_it_is_torch_s(self, options: dict[str, Any]) -> None:
-        own = multimax.MultiMaxCrossEntropyLoss(**options, init="identity")
+        ours = multimax.MultiMaxCrossEntropyLoss(**options, init="identity")
         theirs = nn.CrossEntropyLoss(**options)
         logits, target = torch.randn(6, 10), torch.randint(10, (6,))
-        torch.testing.assert_close(own(logits, target), theirs(logits, target))
+        torch.testing.assert_close(ours(logits, target), theirs(logits, target))
 
     def test_its_parameters_learn(self) -> None:
         criterion = multimax.MultiMaxCrossEntropyLoss(z_loss=0.01)
@@ -53,14 +53,14 @@ class TestMultiMaxCrossEntropyLoss:
 class TestLinearMultiMaxCrossEntropyLoss:
     @pytest.mark.parametrize("bias", [False, True])
     def test_at_identity_it_is_torch_s(self, bias: bool) -> None:
-        own = multimax.LinearMultiMaxCrossEntropyLoss(6, 10, bias=bias, label_smoothing=0.1, init="identity")
+        ours = multimax.LinearMultiMaxCrossEntropyLoss(6, 10, bias=bias, label_smoothing=0.1, init="identity")
         theirs = nn.LinearCrossEntropyLoss(6, 10, bias=bias, label_smoothing=0.1)
-        missing = own.load_state_dict(theirs.state_dict(), strict=False)
+        missing = ours.load_state_dict(theirs.state_dict(), strict=False)
         assert missing.missing_keys == ["multimax.coefs", "multimax.knots"]
         assert not missing.unexpected_keys
         hidden, target = torch.randn(7, 6), torch.randint(10, (7,))
-        torch.testing.assert_close(own(hidden, target), theirs(hidden, target))
-        for a, b in zip(grads(own(hidden, target), own.linear), grads(theirs(hidden, target), theirs), strict=True):
+        torch.testing.assert_close(ours(hidden, target), theirs(hidden, target))
+        for a, b in zip(grads(ours(hidden, target), ours.linear), grads(theirs(hidden, target), theirs), strict=True):
             torch.testing.assert_close(a, b)
 
     def test_stats(self) -> None:
@@ -86,9 +86,9 @@ class TestMultiMaxHead:
             torch.softmax(logits, -1),
             multimax.multimax(F.linear(hidden, head.weight, head.bias), *head.multimax.parameters_in_use()),
         )
-        own, theirs = head(hidden, target, label_smoothing=0.1), F.cross_entropy(logits, target, label_smoothing=0.1)
-        torch.testing.assert_close(own, theirs)
-        for a, b in zip(grads(own, head), grads(theirs, head), strict=True):
+        ours, theirs = head(hidden, target, label_smoothing=0.1), F.cross_entropy(logits, target, label_smoothing=0.1)
+        torch.testing.assert_close(ours, theirs)
+        for a, b in zip(grads(ours, head), grads(theirs, head), strict=True):
             torch.testing.assert_close(a, b)
 
     def test_from_linear(self) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import multimax
 from multimax import reweighting
-from multimax.reweighting import blockwise as query_blocks
+from multimax.reweighting import blockwise
 
 
 @pytest.fixture(autouse=True)
@@ -130,9 +130,9 @@ def compare(function: Any, values: list[Tensor], blocks: tuple[int | None, ...] 
 
     judge, grads = call(lambda *a, **o: explicit(*a, function, **o))
     for block in blocks:
-        own, own_grads = call(reweighting.attention, reweight=function, block=block)
-        torch.testing.assert_close(own, judge, rtol=1e-9, atol=1e-11)
-        for label, a, b in zip(["query", "key", "value", *names], own_grads, grads, strict=True):
+        ours, our_grads = call(reweighting.attention, reweight=function, block=block)
+        torch.testing.assert_close(ours, judge, rtol=1e-9, atol=1e-11)
+        for label, a, b in zip(["query", "key", "value", *names], our_grads, grads, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10, msg=lambda m, label=label: f"{label}: {m}")
     out, weights = reweighting.attention(*values, reweight=function, return_weights=True, block=3, **options)
     expected = explicit(*values, function, **options)
@@ -234,9 +234,9 @@ def test_dims(case: str, lead: tuple[int, ...]) -> None:
 def test_layouts(case: str) -> None:
     query, key, value = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in tensors())
     compare(CASES[case], [query, key, value], (4,))
-    own = reweighting.attention(query[..., ::2], key[..., ::2], value[..., ::2], reweight=CASES[case], block=2)
+    ours = reweighting.attention(query[..., ::2], key[..., ::2], value[..., ::2], reweight=CASES[case], block=2)
     judge = explicit(query[..., ::2], key[..., ::2], value[..., ::2], CASES[case])[0]
-    torch.testing.assert_close(own, judge, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(ours, judge, rtol=1e-9, atol=1e-11)
 
 
 LEARNED: dict[str, Callable[[Tensor], Any]] = {
@@ -300,13 +300,13 @@ def test_attnscale_is_softmax_with_attn_scale(setting: str, heads: bool, dtype: 
         results = []
         for kind in ("option", "name", "module"):
             leaves = [t.clone().requires_grad_() for t in values]
-            own = layer.omega if kind == "module" else omega.clone().requires_grad_()
-            given: Options = {"reweight": layer if kind == "module" else reweighting.get("attnscale", omega=own)}
+            trained = layer.omega if kind == "module" else omega.clone().requires_grad_()
+            given: Options = {"reweight": layer if kind == "module" else reweighting.get("attnscale", omega=trained)}
             if kind == "option":
-                given = {"attn_scale": own}
+                given = {"attn_scale": trained}
             out = reweighting.attention(*leaves, **given, **options, block=block)
             weights = reweighting.attention(*leaves, **given, **options, return_weights=True)[1]
-            results.append([out, weights, *torch.autograd.grad(out.square().sum(), [*leaves, own])])
+            results.append([out, weights, *torch.autograd.grad(out.square().sum(), [*leaves, trained])])
         assert (results[0][1] < 0).any()
         for judge, *others in zip(*results, strict=True):
             for other in others:
@@ -359,21 +359,23 @@ def test_precision(case: str, dtype: torch.dtype) -> None:
     name = CASES[case]
     values = [t.to(dtype) for t in tensors((2, 3), 33, 65, 16, 16)]
     results = []
-    for kind in ("judge", "eager", "own"):
-        leaves = [t.to(dtype if kind == "own" else torch.float64 if kind == "judge" else torch.float32) for t in values]
+    for kind in ("judge", "eager", "ours"):
+        leaves = [
+            t.to(dtype if kind == "ours" else torch.float64 if kind == "judge" else torch.float32) for t in values
+        ]
         leaves = [t.clone().requires_grad_() for t in leaves]
-        if kind == "own":
+        if kind == "ours":
             out = reweighting.attention(*leaves, reweight=name, is_causal=True, block=7)
         else:
             out = explicit(*leaves, name, is_causal=True)[0]
-        assert kind != "own" or out.dtype == dtype
+        assert kind != "ours" or out.dtype == dtype
         upstream = torch.linspace(-1, 1, out.numel()).reshape(out.shape).to(dtype).to(out.dtype)
         grads = torch.autograd.grad(out, leaves, upstream)
         results.append(
             [t.detach().to(dtype).double() if kind == "eager" else t.detach().double() for t in (out, *grads)]
         )
-    for factor, judge, eager, own in zip((2, 3, 3, 3), *results, strict=True):
-        error, allowed, size = ((t).norm() for t in (own - judge, eager - judge, judge))
+    for factor, judge, eager, ours in zip((2, 3, 3, 3), *results, strict=True):
+        error, allowed, size = ((t).norm() for t in (ours - judge, eager - judge, judge))
         assert error <= max(factor * allowed, 0.5 * size * torch.finfo(dtype).eps)
 
 
@@ -401,7 +403,7 @@ def test_multimax_and_softmax_go_to_the_fused_kernels(case: str, monkeypatch: py
         calls.append(args)
         return multimax.multimax_attention(*args, **options)
 
-    monkeypatch.setattr(query_blocks, "multimax_attention", spy)
+    monkeypatch.setattr(blockwise, "multimax_attention", spy)
     layer = multimax.MultiMax(heads=3)
     nn.init.normal_(layer.coefs, std=0.3)
     function = {
@@ -510,7 +512,7 @@ def test_the_default_block_has_a_bound() -> None:
     reweighting.attention(*values, reweight=recorded)
     assert len(seen) > 1
     assert sum(shape[2] for shape in seen) == 3000
-    assert max(math.prod(shape) for shape in seen) <= 2**23 + 2**16  # see query_blocks
+    assert max(math.prod(shape) for shape in seen) <= 2**23 + 2**16  # see blockwise
 
 
 # ---- dropout
@@ -609,8 +611,8 @@ def test_modules_of_the_package() -> None:
         ),
     }
     for layer, function in layers.values():
-        own, judge = (reweighting.attention(*values, reweight=one, block=3) for one in (layer, function))
-        assert torch.equal(own, judge)
+        ours, judge = (reweighting.attention(*values, reweight=one, block=3) for one in (layer, function))
+        assert torch.equal(ours, judge)
     learned = reweighting.Entmax(1.3, learn=True, heads=3).double()
     reweighting.attention(*values, reweight=learned, block=3).square().sum().backward()
     assert learned.shape.grad.shape == (3,)
@@ -681,10 +683,10 @@ def test_nan_shows_in_its_query_only() -> None:
         query, key, value = tensors()
         query[0, 1, 3] = NAN
         out = reweighting.attention(query, key, value, reweight=CASES[case], block=2)
-        own = torch.zeros(2, 3, 7, dtype=torch.bool)
-        own[0, 1, 3] = True
-        assert out[own].isnan().all()
-        assert out[~own].isfinite().all()
+        hit = torch.zeros(2, 3, 7, dtype=torch.bool)
+        hit[0, 1, 3] = True
+        assert out[hit].isnan().all()
+        assert out[~hit].isfinite().all()
 
 
 # ---- what is refused
@@ -779,10 +781,10 @@ def test_bad_attn_scale(omega: Any) -> None:
 NAMES = [name for name in reweighting.names() if name not in ("multimax", "topk")]
 REWEIGHTERS: dict[str, Callable[[], Any]] = {name: (lambda name=name: name) for name in NAMES} | {
     "TopK": lambda: reweighting.TopK(3),
-    "Softmax, a head": lambda: reweighting.Softmax(0.6, learn=True, heads=4),
-    "Entmax, a head": lambda: reweighting.Entmax(1.3, learn=True, heads=4),
+    "Softmax, per head": lambda: reweighting.Softmax(0.6, learn=True, heads=4),
+    "Entmax, per head": lambda: reweighting.Entmax(1.3, learn=True, heads=4),
     "Entmax, learned": lambda: reweighting.Entmax(1.3, learn=True),
-    "AttnScaledSoftmax, a head": lambda: reweighting.AttnScaledSoftmax(0.7, heads=4),
+    "AttnScaledSoftmax, per head": lambda: reweighting.AttnScaledSoftmax(0.7, heads=4),
     "MultiMax": lambda: multimax.MultiMax(1, heads=4),
 }
 modules = pytest.mark.parametrize("name", REWEIGHTERS)
@@ -842,12 +844,12 @@ def test_state_dicts(name: str, scaled: bool) -> None:
     theirs = nn.MultiheadAttention(16, 4)
     nn.init.normal_(theirs.in_proj_bias)
     module = multimax.MultiheadAttention(16, 4, reweight=REWEIGHTERS[name](), attn_scale=scaled)
-    own = {n: p.clone() for n, p in module.named_parameters() if n.startswith(("reweight.", "attn_scale."))}
+    added = {n: p.clone() for n, p in module.named_parameters() if n.startswith(("reweight.", "attn_scale."))}
     result = module.load_state_dict(theirs.state_dict(), strict=True)
     assert not result.missing_keys
     assert not result.unexpected_keys
     assert torch.equal(module.in_proj_weight, theirs.in_proj_weight)
-    for n, value in own.items():
+    for n, value in added.items():
         assert torch.equal(module.state_dict()[n], value)  # as it was
     if scaled:
         assert (module.attn_scale.omega == 0).all()
@@ -864,7 +866,7 @@ def test_state_dicts(name: str, scaled: bool) -> None:
         for a, b in zip(other(x, x, x), module(x, x, x), strict=True):
             assert torch.equal(a, b)
     extra = {key for key in module.state_dict() if key not in theirs.state_dict()}
-    assert extra == set(own)
+    assert extra == set(added)
     for key in extra if len(extra) > 1 else ():  # one alone is missing in torch's too
         partly = {k: v for k, v in module.state_dict().items() if k != key}
         with pytest.raises(RuntimeError, match=re.escape(key)):

@@ -149,10 +149,10 @@ def test_formula(case: str, impl: str, scale: float) -> None:
     mask = torch.rand(x.shape) < 0.7
     mask[0], mask[1] = True, False
     weights = of(case)(x, mask=mask, impl=impl)
-    for own, row, on in zip(weights, x, mask, strict=True):
+    for row_weights, row, on in zip(weights, x, mask, strict=True):
         expected = torch.tensor(slow(case, row[on].tolist()), dtype=torch.float64)
-        torch.testing.assert_close(own[on], expected, rtol=1e-11, atol=1e-13)
-        assert (own[~on] == 0).all()
+        torch.testing.assert_close(row_weights[on], expected, rtol=1e-11, atol=1e-13)
+        assert (row_weights[~on] == 0).all()
 
 
 # ---- the package
@@ -190,8 +190,8 @@ def test_the_packages_exact_functions(kind: str, shift: float, impl: str) -> Non
         (lambda x, impl: reweighting.entmax(x, alpha=1.5, impl=impl), package.entmax15),
     ):
         expected = both(theirs, x, grad)
-        for own, judge in zip(both(lambda t, ours=ours: ours(t, impl=impl), x + shift, grad), expected, strict=True):
-            torch.testing.assert_close(own, judge, rtol=0, atol=1e-12)
+        for result, judge in zip(both(lambda t, ours=ours: ours(t, impl=impl), x + shift, grad), expected, strict=True):
+            torch.testing.assert_close(result, judge, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("alpha", [1.05, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0])
@@ -210,8 +210,8 @@ def test_the_packages_bisection(kind: str, alpha: float) -> None:
         near = (leaf - leaf.amax(-1, keepdim=True).detach()).clamp(min=-1e3)
         expected = package.entmax_bisect(near, a, n_iter=100)
         judges = [expected, *torch.autograd.grad(expected, (leaf, a), grad)]
-        own = reweighting.entmax(moved := (x + shift).requires_grad_(), alpha=a)
-        for ours, judge in zip([own, *torch.autograd.grad(own, (moved, a), grad)], judges, strict=True):
+        result = reweighting.entmax(moved := (x + shift).requires_grad_(), alpha=a)
+        for ours, judge in zip([result, *torch.autograd.grad(result, (moved, a), grad)], judges, strict=True):
             size = max(1.0, judge.abs().max().item())
             torch.testing.assert_close(ours, judge, rtol=0, atol=tolerance * size / min(1, (alpha - 1) ** 2))
     if alpha not in (1.5, 2):  # these numbers go elsewhere
@@ -230,7 +230,7 @@ def test_alphas_that_broadcast() -> None:
         (2, (5,)),
     ):
         alpha = 1.2 + torch.rand(shape, dtype=torch.float64)
-        own = reweighting.entmax(x, alpha=alpha.requires_grad_(), dim=dim)
+        result = reweighting.entmax(x, alpha=alpha.requires_grad_(), dim=dim)
         grad = torch.randn_like(x)
         expected = package.entmax_bisect(
             x.movedim(dim, -1),
@@ -238,8 +238,8 @@ def test_alphas_that_broadcast() -> None:
             -1,
             100,
         ).movedim(-1, dim)
-        torch.testing.assert_close(own, expected, rtol=0, atol=1e-12)
-        ours, theirs = (torch.autograd.grad(p, alpha, grad)[0] for p in (own, expected))
+        torch.testing.assert_close(result, expected, rtol=0, atol=1e-12)
+        ours, theirs = (torch.autograd.grad(p, alpha, grad)[0] for p in (result, expected))
         assert ours.shape == alpha.shape
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
 
@@ -293,8 +293,8 @@ def test_half_precision_where_the_package_is_off(pair: str, dtype: torch.dtype) 
     x, grad = (torch.rand(20, 400) / (1 if "3" in pair else 10)).to(dtype), torch.randn(20, 400).to(dtype)
     judges = both(ours, x.double(), grad.double())
     rounding = torch.finfo(dtype).eps
-    for own, other, judge in zip(both(ours, x, grad), both(theirs, x, grad), judges, strict=True):
-        error, their_error = ((t.double() - judge).norm() / judge.norm() for t in (own, other))
+    for result, other, judge in zip(both(ours, x, grad), both(theirs, x, grad), judges, strict=True):
+        error, their_error = ((t.double() - judge).norm() / judge.norm() for t in (result, other))
         assert error < rounding / 2  # one rounding, at the end
         assert their_error > 2 * error
 
@@ -312,10 +312,10 @@ def test_entmax_from_softmax_to_sparsemax(impl: str) -> None:
     # in float32 too, down to alphas that are, there, no longer above 1
     for alpha in (1 + 1e-6, 1 + 2e-7, 1 + 1e-7, 1 + 3e-8, 1 + 1e-12):
         assert (reweighting.entmax(x.float(), alpha=alpha, impl=impl) - softmax).abs().max() < 1e-5
-    for alpha, own in ((1.5, reweighting.entmax15(x, impl=impl)), (2.0, reweighting.sparsemax(x, impl=impl))):
-        assert torch.equal(reweighting.entmax(x, alpha=alpha, impl=impl), own)
+    for alpha, closed in ((1.5, reweighting.entmax15(x, impl=impl)), (2.0, reweighting.sparsemax(x, impl=impl))):
+        assert torch.equal(reweighting.entmax(x, alpha=alpha, impl=impl), closed)
         for close in (alpha - 1e-9, alpha + 1e-9, torch.tensor(alpha, dtype=torch.float64)):
-            torch.testing.assert_close(reweighting.entmax(x, alpha=close), own, rtol=0, atol=1e-7)
+            torch.testing.assert_close(reweighting.entmax(x, alpha=close), closed, rtol=0, atol=1e-7)
     one_hot = nn.functional.one_hot(x.argmax(-1), 30).double()
     torch.testing.assert_close(reweighting.entmax(x, alpha=1000.0), one_hot, rtol=0, atol=1e-2)
 
@@ -350,11 +350,11 @@ def test_evsoftmax_keeps_what_is_at_or_above_the_mean(impl: str, dtype: torch.dt
     x = torch.randint(-8, 9, (400, 8)).to(dtype)
     weights = reweighting.evsoftmax(x, impl=impl)
     at = 0
-    for own, row in zip(weights, x, strict=True):
+    for row_weights, row in zip(weights, x, strict=True):
         values = [Fraction(v) for v in row.tolist()]
         mean = sum(values) / 8
         at += mean in values
-        assert (own > 0).tolist() == [v >= mean for v in values]
+        assert (row_weights > 0).tolist() == [v >= mean for v in values]
     assert at > 20  # rows with an entry exactly at the mean
     # no rounding of a mean may lose them all
     for value in (0.1, 1e-3, 1 / 3, 77.7, -3e4):
@@ -538,14 +538,14 @@ def test_nan_shows_in_its_row_only(case: str, impl: str, dim: int, what: float) 
     mask = torch.ones(20, 20, dtype=torch.bool)
     mask[3, 7], mask[7, 5] = False, False
     weights, of_x = run(case, x, torch.randn(20, 20), dim=dim, mask=mask, impl=impl)
-    own = torch.zeros(20, 20, dtype=torch.bool)
-    own[(3, slice(None)) if dim == -1 else (slice(None), 5)] = True
+    in_row = torch.zeros(20, 20, dtype=torch.bool)
+    in_row[(3, slice(None)) if dim == -1 else (slice(None), 5)] = True
     off = ~mask | (x == -INF)
-    assert weights[own & ~off].isnan().all()
+    assert weights[in_row & ~off].isnan().all()
     assert (weights[off] == 0).all()
     assert (of_x[off] == 0).all()
-    assert weights[~own].isfinite().all()
-    assert of_x[~own].isfinite().all()
+    assert weights[~in_row].isfinite().all()
+    assert of_x[~in_row].isfinite().all()
 
 
 @every
@@ -571,9 +571,9 @@ def assert_as_good_as_reference(case: str, draws: list[Tensor]) -> None:
         exact = run(case, x.double(), grad.double(), impl="reference")
         eager = run(case, x, grad, impl="reference")
         ours = run(case, x, grad)
-        for i, (judge, theirs, own) in enumerate(zip(exact, eager, ours, strict=True)):
-            assert own.dtype == theirs.dtype == x.dtype
-            for j, value in enumerate((own.double() - judge, theirs.double() - judge, judge)):
+        for i, (judge, theirs, result) in enumerate(zip(exact, eager, ours, strict=True)):
+            assert result.dtype == theirs.dtype == x.dtype
+            for j, value in enumerate((result.double() - judge, theirs.double() - judge, judge)):
                 squares[i, j] += value.square().sum()
     for factor, row in zip((2, 3), squares.sqrt().tolist(), strict=True):
         error, allowed, size = row
@@ -603,10 +603,10 @@ def test_lengths(isa: str, case: str) -> None:
         x = torch.randn(3, length) * 2
         grad = torch.randn(3, length)
         ours, judges = run(case, x, grad), run(case, x.double(), grad.double(), impl="reference")
-        for own, judge in zip(ours, judges, strict=True):
+        for result, judge in zip(ours, judges, strict=True):
             # entmax beyond alpha = 2 has an infinite slope at the edge of the support: there a rounding counts more
             tolerance = 2e-6 if "2.5" not in case else 1e-3
-            torch.testing.assert_close(own.double(), judge, rtol=50 * tolerance, atol=tolerance)
+            torch.testing.assert_close(result.double(), judge, rtol=50 * tolerance, atol=tolerance)
 
 
 LAYOUTS: dict[str, Callable[[], Tensor]] = {
@@ -635,10 +635,10 @@ def test_layouts_and_dims(case: str, impl: str, layout: str) -> None:
         for grad in (torch.randn_like(x), torch.randn((), dtype=x.dtype).expand(x.shape)):
             plain = x.movedim(dim, -1).contiguous(), grad.movedim(dim, -1).contiguous()
             judges = [t.movedim(-1, dim) for t in run(case, *plain, impl="reference")]
-            for own, judge in zip(run(case, x, grad, dim=dim, impl=impl), judges, strict=True):
-                assert own.shape == x.shape
+            for result, judge in zip(run(case, x, grad, dim=dim, impl=impl), judges, strict=True):
+                assert result.shape == x.shape
                 # at the edge of the support entmax beyond alpha = 2 has an infinite slope
-                torch.testing.assert_close(own, judge, rtol=1e-7, atol=1e-10)
+                torch.testing.assert_close(result, judge, rtol=1e-7, atol=1e-10)
 
 
 @every
@@ -672,9 +672,9 @@ def test_masks_that_broadcast(case: str, impl: str) -> None:
     for shape in ((4, 5, 17), (1, 5, 17), (5, 1), (17,), (4, 1, 1), ()):
         mask = torch.rand(shape) < 0.6
         for dim in (-1, 0, 1):
-            own = of(case)(x, dim=dim, mask=mask, impl=impl)
+            result = of(case)(x, dim=dim, mask=mask, impl=impl)
             filled = of(case)(x.masked_fill(~mask, -INF), dim=dim, impl=impl)
-            assert torch.equal(own, filled)
+            assert torch.equal(result, filled)
 
 
 @every
@@ -1209,7 +1209,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[..., Tensor]]] = {
         lambda: reweighting.Softmax(0.5, learn=True),
         lambda x, **o: reweighting.softmax(x, temperature=0.5, **o),
     ),
-    "Softmax, a head": (
+    "Softmax, per head": (
         lambda: reweighting.Softmax(0.5, learn=True, heads=3),
         lambda x, **o: reweighting.softmax(x, temperature=0.5, **o),
     ),
@@ -1221,7 +1221,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[..., Tensor]]] = {
         lambda: reweighting.Entmax(1.2, learn=True),
         lambda x, **o: reweighting.entmax(x, alpha=1.2, **o),
     ),
-    "Entmax, a head": (
+    "Entmax, per head": (
         lambda: reweighting.Entmax(2.2, learn=True, heads=3, bounds=(1.5, 4)),
         lambda x, **o: reweighting.entmax(x, alpha=2.2, **o),
     ),
@@ -1237,7 +1237,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[..., Tensor]]] = {
         lambda x, **o: reweighting.attnscale(x, omega=0.7, **o),
     ),
     "AttnScaledSoftmax, learned": (lambda: reweighting.AttnScaledSoftmax(), reweighting.softmax),
-    "AttnScaledSoftmax, a head": (
+    "AttnScaledSoftmax, per head": (
         lambda: reweighting.AttnScaledSoftmax(0.7, heads=3),
         lambda x, **o: reweighting.attnscale(x, omega=0.7, **o),
     ),
@@ -1322,11 +1322,11 @@ def test_each_head_has_its_own() -> None:
         softmax.dim = entmax.dim = dim
         back = arranged.movedim(dim, -1)
         for head in range(3):
-            own = softmax(arranged).movedim(dim, -1)[:, head]
-            torch.testing.assert_close(own, torch.softmax(back[:, head] / temperatures[head], -1))
-            own = entmax(arranged).movedim(dim, -1)[:, head]
+            result = softmax(arranged).movedim(dim, -1)[:, head]
+            torch.testing.assert_close(result, torch.softmax(back[:, head] / temperatures[head], -1))
+            result = entmax(arranged).movedim(dim, -1)[:, head]
             judge = reweighting.entmax(back[:, head], alpha=alphas[head].item())
-            torch.testing.assert_close(own, judge, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(result, judge, rtol=1e-4, atol=1e-5)
     omegas = torch.tensor([0.5, -0.3, 2.0])
     scaled = reweighting.AttnScaledSoftmax(heads=3)
     scaled.omega.data.copy_(omegas)
@@ -1378,12 +1378,12 @@ def test_attnscale_is_attn_scale_of_softmax(impl: str, dtype: torch.dtype) -> No
     exact = {"dtype": torch.float64, "requires_grad": True}
     for values in (0.5, [0.5, -0.3, 2.0]):
         omega, judges = torch.tensor(values, **exact), torch.tensor(values, **exact)
-        own = reweighting.attnscale(x, omega=omega, mask=mask, impl=impl)
+        result = reweighting.attnscale(x, omega=omega, mask=mask, impl=impl)
         judge = attn_scale(torch.softmax(wide, -1).nan_to_num(), judges, wide > -INF)
         rounding = torch.finfo(dtype).eps
-        torch.testing.assert_close(own.double(), judge, rtol=0, atol=4 * rounding)
-        assert (own < 0).any()  # said in its text: no distribution
-        own.double().pow(3).sum().backward()
+        torch.testing.assert_close(result.double(), judge, rtol=0, atol=4 * rounding)
+        assert (result < 0).any()  # said in its text: no distribution
+        result.double().pow(3).sum().backward()
         judge.pow(3).sum().backward()
         torch.testing.assert_close(omega.grad, judges.grad, rtol=8 * rounding, atol=4 * rounding)
 

@@ -130,8 +130,8 @@ def test_the_package(name: str, scale: float) -> None:
         leaf = x.clone().requires_grad_()
         value = loss(leaf)
         results.append([value, *torch.autograd.grad(value, leaf, upstream)])
-    for own, judge in zip(*results, strict=True):
-        torch.testing.assert_close(own, judge, rtol=1e-10, atol=1e-12 * max(scale, 1))
+    for result, judge in zip(*results, strict=True):
+        torch.testing.assert_close(result, judge, rtol=1e-10, atol=1e-12 * max(scale, 1))
     for reduction, their_name in (("mean", "elementwise_mean"), ("sum", "sum")):
         judge = PACKAGE[name][2](reduction=their_name)(x, y)
         torch.testing.assert_close(ours(x, y, reduction=reduction), judge, rtol=1e-10, atol=0)
@@ -163,9 +163,9 @@ def test_never_negative_and_zero_where_there_is_nothing_to_learn(name: str, dtyp
     assert (other > 0).all()
     # soft targets: its own weights cost nothing, and nothing is learned from them
     leaf = x.clone().requires_grad_()
-    own = loss(leaf, p, reduction="none")
-    assert (own.detach().abs() <= 100 * scale * torch.finfo(dtype).eps).all()
-    (grad,) = torch.autograd.grad(own.sum(), leaf)
+    result = loss(leaf, p, reduction="none")
+    assert (result.detach().abs() <= 100 * scale * torch.finfo(dtype).eps).all()
+    (grad,) = torch.autograd.grad(result.sum(), leaf)
     assert (grad.abs() <= 100 * torch.finfo(dtype).eps).all()
 
 
@@ -191,10 +191,10 @@ def test_dims_are_rows(name: str) -> None:
         for reduction, smoothing in itertools.product(("none", "sum", "mean"), (0.0, 0.2)):
             options = {"reduction": reduction, "label_smoothing": smoothing}
             leaf, flat_leaf = x.clone().requires_grad_(), rows.clone().requires_grad_()
-            own, judge = LOSSES[name](leaf, target, **options), LOSSES[name](flat_leaf, flat, **options)
-            assert own.shape == ((2, 3, 4) if reduction == "none" else ())
-            torch.testing.assert_close(own.reshape(-1), judge.reshape(-1))
-            own.sum().backward()
+            result, judge = LOSSES[name](leaf, target, **options), LOSSES[name](flat_leaf, flat, **options)
+            assert result.shape == ((2, 3, 4) if reduction == "none" else ())
+            torch.testing.assert_close(result.reshape(-1), judge.reshape(-1))
+            result.sum().backward()
             judge.sum().backward()
             torch.testing.assert_close(leaf.grad.movedim(1, -1).reshape(-1, 9), flat_leaf.grad)
     alone = LOSSES[name](x[0, :, 0, 0], y[0, 0, 0])
@@ -259,9 +259,9 @@ def test_masked_logits(name: str, dtype: torch.dtype) -> None:
         soft = torch.softmax(torch.randn(6, 5), -1)
         for target, wide in ((y, y), (soft, F.pad(soft, (0, 4)))):
             masked.grad = alone.grad = None
-            own, judge = LOSSES[name](masked, wide), LOSSES[name](alone, target)
-            torch.testing.assert_close(own, judge)
-            own.backward()
+            result, judge = LOSSES[name](masked, wide), LOSSES[name](alone, target)
+            torch.testing.assert_close(result, judge)
+            result.backward()
             judge.backward()
             torch.testing.assert_close(masked.grad[:, :5], alone.grad)
             assert (masked.grad[:, 5:] == 0).all()
@@ -292,13 +292,13 @@ def test_half_precision(name: str, dtype: torch.dtype) -> None:
     for target in (y, soft):
         judge_target = target.double() if target.is_floating_point() else target
         leaf, wide = x.clone().requires_grad_(), x.double().requires_grad_()
-        own, judge = (
+        result, judge = (
             LOSSES[name](leaf, target, reduction="none"),
             LOSSES[name](wide, judge_target, reduction="none"),
         )
-        assert own.dtype == dtype
-        torch.testing.assert_close(own.double(), judge, rtol=torch.finfo(dtype).eps, atol=1e-4)
-        own.sum().backward()
+        assert result.dtype == dtype
+        torch.testing.assert_close(result.double(), judge, rtol=torch.finfo(dtype).eps, atol=1e-4)
+        result.sum().backward()
         judge.sum().backward()
         assert leaf.grad.dtype == dtype
         torch.testing.assert_close(leaf.grad.double(), wide.grad, rtol=torch.finfo(dtype).eps, atol=1e-5)
@@ -348,8 +348,8 @@ def test_alpha_has_a_gradient(shape: tuple[int, ...], alpha: float) -> None:
         assert torch.autograd.gradcheck(function, (x, a), fast_mode=shape != (6, 1))
         assert torch.autograd.gradgradcheck(function, (x, a), fast_mode=True)
         each_row = reweighting.entmax_loss(x, target, alpha=a, reduction="none")
-        for i, own in enumerate(a.expand(6, 1).flatten().tolist()):
-            alone = reweighting.entmax_loss(x[i], target[i], alpha=own, reduction="none")
+        for i, value in enumerate(a.expand(6, 1).flatten().tolist()):
+            alone = reweighting.entmax_loss(x[i], target[i], alpha=value, reduction="none")
             torch.testing.assert_close(each_row[i], alone)
 
 
@@ -380,12 +380,12 @@ def test_special_alphas_are_the_special_losses() -> None:
 def test_evsoftmax_is_the_logarithm_of_its_training_form(eps: float) -> None:
     x, y = torch.randn(30, 9, dtype=torch.float64, requires_grad=True), torch.randint(9, (30,))
     upstream = torch.randn(30, dtype=torch.float64)
-    own = reweighting.evsoftmax_loss(x, y, eps=eps, reduction="none")
+    result = reweighting.evsoftmax_loss(x, y, eps=eps, reduction="none")
     judge = -reweighting.evsoftmax(x, eps=eps).log().gather(-1, y[:, None])[:, 0]
-    torch.testing.assert_close(own, judge, rtol=1e-10, atol=1e-12)
-    for a, b in zip(*(torch.autograd.grad(t, x, upstream) for t in (own, judge)), strict=True):
+    torch.testing.assert_close(result, judge, rtol=1e-10, atol=1e-12)
+    for a, b in zip(*(torch.autograd.grad(t, x, upstream) for t in (result, judge)), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
-    assert own.isfinite().all()
+    assert result.isfinite().all()
 
 
 @every

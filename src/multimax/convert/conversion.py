@@ -17,7 +17,7 @@ from multimax.convert.report import Layer, Report
 from multimax.convert.sites import KINDS, Mark, Site, class_name, function_module, marked, set_mark, within
 from multimax.ops import checks
 from multimax.reweighting.layer import MultiMax
-from multimax.reweighting.modules import Reweighter
+from multimax.reweighting.registry import Reweighter
 
 # In this order: what one has found, the next leaves alone.
 LIBRARIES = ("transformers", "timm", "torch_nn")

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from multimax.ops import checks
 from multimax.reweighting import module, names
 from multimax.reweighting.layer import MultiMax
-from multimax.reweighting.modules import Reweighter
+from multimax.reweighting.registry import Reweighter
 
 
 class Recipe:

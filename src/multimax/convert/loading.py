@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from multimax.convert.functions import describe, from_description
 from multimax.reweighting.layer import MultiMax, state_as_softmax
-from multimax.reweighting.modules import Reweighter
+from multimax.reweighting.registry import Reweighter
 
 
 def _softmax_if_missing(model: nn.Module, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from multimax.reweighting.layer import MultiMax
-from multimax.reweighting.modules import Reweighter
+from multimax.reweighting.registry import Reweighter
 
 KINDS = ("attention", "output")
 MARK = "_multimax_mark"

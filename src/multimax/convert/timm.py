@@ -18,7 +18,8 @@ from torch.overrides import TorchFunctionMode
 
 from multimax.convert.own_code import computes_softmax, package
 from multimax.convert.sites import Mark, Site, function_module, mark_of, put_function, take_function
-from multimax.reweighting.blockwise import attention, function_of, weights_of
+from multimax.reweighting.blockwise import attention, weights_of
+from multimax.reweighting.registry import function_of
 
 LIBRARY = "timm"
 SOFTMAX = (Tensor.softmax, torch.softmax, F.softmax)

@@ -1,4 +1,4 @@
-"""torch's multi-head attention with another reweighting function in the place of softmax."""
+"""torch's multi-head attention with another reweighting function instead of softmax."""
 
 from functools import partial
 
@@ -14,7 +14,7 @@ OWN = ("multimax", "reweight", "attn_scale")  # the parts that torch's module do
 
 
 class MultiheadAttention(nn.MultiheadAttention):
-    r"""``torch.nn.MultiheadAttention`` with MultiMax, or another reweighting function, in the place of softmax.
+    r"""``torch.nn.MultiheadAttention`` with MultiMax, or another reweighting function, instead of softmax.
 
     .. math:: \operatorname{head}_h = \phi(Q_h K_h^\top / \sqrt{d})\, V_h
 
@@ -91,6 +91,8 @@ class MultiheadAttention(nn.MultiheadAttention):
             device=device,
             dtype=dtype,
         )
+        checks.flag("per_head", per_head)
+        checks.flag("attn_scale", attn_scale)
         # What torch's encoder layers ask before they take their fast path, which would pass this module by.
         self._qkv_same_embed_dim = False
         if isinstance(reweight, str) and reweight == "multimax":
@@ -104,13 +106,8 @@ class MultiheadAttention(nn.MultiheadAttention):
                 dtype=dtype,
             )
         else:
-            if (order, terms, per_head, init, monotone) != (2, "both", False, "paper", False):
-                raise ValueError(
-                    "multimax: expected order, terms, per_head, init and monotone with reweight='multimax' only, got "
-                    f"them with {reweight!r}; give its module with the options it takes"
-                )
-            if not isinstance(reweight, (str, nn.Module)):
-                raise TypeError(f"multimax: expected reweight to be a name or a module, got {reweight!r}")
+            defaults = (order, terms, per_head, init, monotone) == (2, "both", False, "paper", False)
+            checks.reweight_module(reweight, defaults)
             self.reweight = (module(reweight) if isinstance(reweight, str) else reweight).to(device=device, dtype=dtype)
         self.attn_scale = AttnScale(num_heads).to(device=device, dtype=dtype) if attn_scale else None
 
@@ -123,13 +120,13 @@ class MultiheadAttention(nn.MultiheadAttention):
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: object) -> None:
         """A state_dict of torch's module has no parameters of the function: then MultiMax is softmax, and what else
         there is stays as it is."""
-        own = {name: t.detach().clone() for name, t in self.state_dict().items() if name.split(".")[0] in OWN}
+        state = self.state_dict()
+        added = {name: t.detach().clone() for name, t in state.items() if name.split(".")[0] in OWN}
         if "multimax" in self._modules:
-            own |= {f"multimax.{name}": t for name, t in state_as_softmax(self.multimax).items()}
-        others = self.state_dict().keys() - own.keys()
-        whole = all(f"{prefix}{name}" in state_dict for name in others)  # a part says nothing of the rest
-        if self.softmax_if_missing and whole and not any(f"{prefix}{name}" in state_dict for name in own):
-            state_dict.update({f"{prefix}{name}": t for name, t in own.items()})
+            added |= {f"multimax.{name}": t for name, t in state_as_softmax(self.multimax).items()}
+        whole = all(f"{prefix}{name}" in state_dict for name in state if name not in added)  # a part says nothing else
+        if self.softmax_if_missing and whole and not any(f"{prefix}{name}" in state_dict for name in added):
+            state_dict.update({f"{prefix}{name}": t for name, t in added.items()})
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
@@ -163,20 +160,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         With ``need_weights`` the weights are computed as a matrix; without, as :func:`multimax.reweighting.attention`
         does it.
         """
-        if is_causal and attn_mask is None:
-            raise ValueError("multimax: expected an attn_mask beside is_causal=True, which is only a hint, as in torch")
-        for name, t in (("query", query), ("key", key), ("value", value)):
-            if t.is_nested:  # nn.TransformerEncoder's own doing, in evaluation
-                raise TypeError(
-                    f"multimax: expected {name} to be a dense tensor, got a nested one; make nn.TransformerEncoder "
-                    "with enable_nested_tensor=False"
-                )
+        checks.causal_hint(is_causal, attn_mask)
+        checks.module_inputs(query, key, value)
         batched = query.dim() == 3
-        if query.dim() not in (2, 3) or key.dim() != query.dim() or value.dim() != query.dim():
-            raise ValueError(
-                "multimax: expected query, key and value of 2 or 3 dims, got "
-                f"{checks.shape(query)}, {checks.shape(key)} and {checks.shape(value)}"
-            )
         inputs = {id(t): t for t in (query, key, value)}  # what is one tensor stays one
         if not batched:
             inputs = {name: t[None] for name, t in inputs.items()}
@@ -184,7 +170,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             inputs = {name: t.transpose(0, 1) for name, t in inputs.items()}
         heads = self.num_heads
         q, k, v = self._project(*(inputs[id(t)] for t in (query, key, value)))  # (B, L, E)
-        b, queries = q.shape[:2]
+        b = q.shape[0]
         extra = 0
         if self.bias_k is not None and self.bias_v is not None:
             k = torch.cat([k, self.bias_k.expand(b, 1, -1)], 1)
@@ -195,7 +181,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             extra += 1
         q, k, v = (t.unflatten(-1, (heads, self.head_dim)).transpose(1, 2) for t in (q, k, v))  # (B, H, L, D)
         causal = is_causal and key_padding_mask is None and not need_weights and not extra
-        mask = None if causal else self._mask(attn_mask, key_padding_mask, b, queries, k.shape[2] - extra, extra, q)
+        mask = None if causal else self._mask(attn_mask, key_padding_mask, q, k.shape[2] - extra, extra)
         dropout_p = self.dropout if self.training else 0.0
         compute = partial(
             attention,
@@ -221,36 +207,25 @@ class MultiheadAttention(nn.MultiheadAttention):
         return (out if self.batch_first else out.transpose(0, 1)), weights
 
     def _mask(
-        self,
-        attn_mask: Tensor | None,
-        key_padding_mask: Tensor | None,
-        b: int,
-        queries: int,
-        keys: int,
-        extra: int,
-        like: Tensor,
+        self, attn_mask: Tensor | None, key_padding_mask: Tensor | None, q: Tensor, keys: int, extra: int
     ) -> Tensor | None:
-        """Both masks as one that broadcasts to (B, H, Lq, Lk): boolean in SDPA's sense, or numbers."""
+        """Both masks, for q of (B, H, Lq, D), as one that broadcasts to (B, H, Lq, Lk): boolean in SDPA's sense, or
+        numbers."""
+        b, heads, queries, _ = q.shape
         masks = []
         if attn_mask is not None:
-            shapes = [(queries, keys), (b * self.num_heads, queries, keys)]
-            if tuple(attn_mask.shape) not in shapes:
-                raise ValueError(
-                    f"multimax: expected attn_mask of shape {shapes[0]} or {shapes[1]}, got {checks.shape(attn_mask)}"
-                )
-            masks.append(attn_mask if attn_mask.dim() == 2 else attn_mask.unflatten(0, (b, self.num_heads)))
+            checks.one_of_shapes("attn_mask", attn_mask, (queries, keys), (b * heads, queries, keys))
+            masks.append(attn_mask if attn_mask.dim() == 2 else attn_mask.unflatten(0, (b, heads)))
         if key_padding_mask is not None:
-            padding = key_padding_mask if key_padding_mask.dim() == 2 else key_padding_mask[None]
-            if tuple(padding.shape) != (b, keys):
-                got = checks.shape(key_padding_mask)
-                raise ValueError(f"multimax: expected key_padding_mask of shape {(b, keys)}, got {got}")
-            masks.append(padding[:, None, None])
+            single = [(keys,)] if b == 1 else []  # without a batch dim
+            checks.one_of_shapes("key_padding_mask", key_padding_mask, (b, keys), *single)
+            masks.append(key_padding_mask.reshape(b, 1, 1, keys))
         if not masks:
             return None
         if extra:  # what torch adds to the keys is never masked
             masks = [nn.functional.pad(mask, (0, extra)) for mask in masks]
         if all(mask.dtype == torch.bool for mask in masks):
             return ~(masks[0] if len(masks) == 1 else masks[0] | masks[1])
-        zero = torch.zeros((), dtype=like.dtype, device=like.device)
-        numbers = [torch.where(m, -torch.inf, zero) if m.dtype == torch.bool else m.to(like.dtype) for m in masks]
+        zero = torch.zeros((), dtype=q.dtype, device=q.device)
+        numbers = [torch.where(m, -torch.inf, zero) if m.dtype == torch.bool else m.to(q.dtype) for m in masks]
         return numbers[0] if len(numbers) == 1 else numbers[0] + numbers[1]

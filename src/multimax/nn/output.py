@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from multimax.ops import checks
 from multimax.ops.loss.api import linear_multimax_cross_entropy, multimax_cross_entropy
 from multimax.ops.rows.api import modulate
 from multimax.reweighting.layer import MultiMax
@@ -14,7 +15,7 @@ Init = str | tuple[Tensor, Tensor]
 
 
 class MultiMaxCrossEntropyLoss(nn.Module):
-    r"""``torch.nn.CrossEntropyLoss`` with MultiMax in the place of softmax, and parameters of its own.
+    r"""``torch.nn.CrossEntropyLoss`` with MultiMax instead of softmax, and with parameters of its own.
 
     .. math:: \ell = -\sum_c w_c\, q_c \log \phi(x)_c
 
@@ -23,7 +24,7 @@ class MultiMaxCrossEntropyLoss(nn.Module):
     :class:`MultiMaxHead` does both in one module.
 
     Args:
-        weight: (C,), a weight a class.
+        weight: (C,), one weight per class.
         ignore_index: rows with this target count for nothing.
         reduction: "mean", "sum" or "none".
         label_smoothing: in [0, 1].
@@ -210,6 +211,5 @@ class MultiMaxHead(nn.Linear):
             return linear_multimax_cross_entropy(
                 input, self.weight, target, coefs, knots, linear_bias=self.bias, **options
             )
-        if options:
-            raise TypeError(f"multimax: expected no {', '.join(options)} without a target, these are the loss's")
+        checks.no_loss_options(options)
         return modulate(F.linear(input, self.weight, self.bias), coefs, knots)

@@ -1,5 +1,6 @@
 """Every check on arguments, once: what was expected, what came, and the remedy where there is one."""
 
+import inspect
 from collections.abc import Collection, Mapping, Sequence
 
 import torch
@@ -258,6 +259,7 @@ def count_or_share(name: str, value: object) -> None:
 
 def heads_to_learn(heads: object, learn: bool) -> None:
     """None, or a number of heads whose parameters are trained."""
+    flag("learn", learn)
     if heads is None:
         return
     at_least("heads", heads, 1)
@@ -828,3 +830,140 @@ def patch_logits(value: Tensor) -> None:
     tensor("patch_logits", value)
     if value.ndim != 3:
         raise ValueError(f"multimax: expected patch_logits of shape (batch, patches, classes), got {shape(value)}")
+
+
+# reweighting, nn
+
+
+def rows(x: object, dim: int, mask: object) -> tuple[int, Tensor | None]:
+    """An input with a dim of it, given back as counted from the front, and with a mask, of the input's shape."""
+    tensor("x", x)
+    assert isinstance(x, Tensor)
+    return dimension(dim, x.ndim), mask_for(x, mask)
+
+
+def function_options(
+    name: str, given: Mapping[str, object], known: Mapping[str, inspect.Parameter], module: str | None
+) -> None:
+    """Options of a reweighting function, all that it needs; a module may have what is missing."""
+    unknown = [key for key in given if key not in known]
+    if unknown:
+        raise TypeError(
+            f"multimax: expected options of {name} out of: {', '.join(known) or 'none'}, got {', '.join(unknown)}"
+        )
+    missing = [key for key, parameter in known.items() if parameter.default is parameter.empty and key not in given]
+    if missing:
+        remedy = "" if module is None else f"; a {module} module has its own"
+        raise TypeError(f"multimax: expected {' and '.join(missing)} for {name}, got no such option{remedy}")
+
+
+def module_options(module: type[torch.nn.Module], given: Mapping[str, object]) -> None:
+    """Options that a module's class takes."""
+    try:
+        inspect.signature(module).bind(**given)
+    except TypeError as error:
+        raise TypeError(
+            f"multimax: expected the options of {module.__name__}, got {', '.join(given) or 'none'}: {error}"
+        ) from None
+
+
+def reweight_function(reweight: object) -> None:
+    """What can be called as a reweighting function."""
+    if not callable(reweight):
+        raise TypeError(
+            f"multimax: expected reweight to be a name, a module or a function of (x, dim, mask), got {reweight!r}"
+        )
+
+
+def reweight_module(reweight: object, default_options: bool) -> None:
+    """The name or the module of a function other than MultiMax, without MultiMax's options."""
+    if not default_options:
+        raise ValueError(
+            "multimax: expected order, terms, per_head, init and monotone with reweight='multimax' only, got "
+            f"them with {reweight!r}; give its module with the options it takes"
+        )
+    if not isinstance(reweight, (str, torch.nn.Module)):
+        raise TypeError(f"multimax: expected reweight to be a name or a module, got {reweight!r}")
+
+
+def dims_with_heads(ndim: int) -> None:
+    """Dims among which there is one for the heads."""
+    if ndim < 2:
+        raise ValueError(f"multimax: expected an input of (..., heads, queries, keys), got {ndim} dims")
+
+
+def trained_alpha(alpha: float, low: float, high: float) -> None:
+    """An alpha that lies within the bounds that it is trained in."""
+    if not 1 < low < alpha < high < float("inf"):
+        raise ValueError(f"multimax: expected 1 < low < alpha < high for a trained alpha, got {low}, {alpha}, {high}")
+
+
+def initial_pair(init: tuple[Tensor, Tensor], size: tuple[int, ...], monotone: bool) -> None:
+    """Initial coefs and knots of a module."""
+    coefs, knots = init
+    pair(coefs, knots)
+    if tuple(coefs.shape) != size:
+        raise ValueError(f"multimax: expected init tensors of shape {size}, got {shape(coefs)}")
+    if monotone:
+        raise ValueError(
+            "multimax: expected init to be 'paper' or 'identity' with monotone=True, got tensors; "
+            "what is stored is then not what is used"
+        )
+
+
+def omega(value: object, like: Tensor, weights: tuple[int, ...]) -> None:
+    """Omega of AttnScale, for weights of a shape (..., heads, queries, keys)."""
+    tensor("omega", value)
+    assert isinstance(value, Tensor)
+    same_device("omega", value, like)
+    if len(weights) < 1:
+        raise ValueError(f"multimax: expected weights of shape (..., heads, queries, keys), got {weights}")
+    heads = weights[-3] if len(weights) > 2 else None
+    if value.ndim and (value.ndim != 1 or value.shape[0] != heads):
+        wanted = "shape ()" if heads is None else f"shape () or ({heads},)"
+        raise ValueError(
+            f"multimax: expected omega of {wanted} for weights of shape {weights}, "
+            f"got {shape(value)}; one value, or one per head for weights (..., heads, queries, keys)"
+        )
+
+
+def class_scores(input: object) -> None:
+    """The input of a loss over classes."""
+    tensor("input", input)
+    assert isinstance(input, Tensor)
+    if input.ndim < 1:
+        raise ValueError(f"multimax: expected input of shape (C,), (R, C) or (R, C, ...), got {shape(input)}")
+
+
+def no_loss_options(given: Mapping[str, object]) -> None:
+    """Options of a loss, where none is computed."""
+    if given:
+        raise TypeError(f"multimax: expected no {', '.join(given)} without a target, these are the loss's")
+
+
+def module_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
+    """The inputs of an attention module: (L, E), (B, L, E) or (L, B, E)."""
+    for name, t in (("query", query), ("key", key), ("value", value)):
+        if t.is_nested:  # nn.TransformerEncoder makes them, in evaluation
+            raise TypeError(
+                f"multimax: expected {name} to be a dense tensor, got a nested one; make nn.TransformerEncoder "
+                "with enable_nested_tensor=False"
+            )
+    if query.dim() not in (2, 3) or key.dim() != query.dim() or value.dim() != query.dim():
+        raise ValueError(
+            "multimax: expected query, key and value of 2 or 3 dims, got "
+            f"{shape(query)}, {shape(key)} and {shape(value)}"
+        )
+
+
+def causal_hint(is_causal: object, attn_mask: Tensor | None) -> None:
+    """torch's hint, which says something of a mask and is none."""
+    flag("is_causal", is_causal)
+    if is_causal and attn_mask is None:
+        raise ValueError("multimax: expected an attn_mask beside is_causal=True, which is only a hint, as in torch")
+
+
+def one_of_shapes(name: str, value: Tensor, *allowed: tuple[int, ...]) -> None:
+    """A tensor of one of some shapes."""
+    if tuple(value.shape) not in allowed:
+        raise ValueError(f"multimax: expected {name} of shape {' or '.join(map(str, allowed))}, got {shape(value)}")

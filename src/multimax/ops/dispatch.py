@@ -20,6 +20,7 @@ TABLE = {
         "torch": "multimax.ops.loss.plain",
         "reference": "multimax.ops.loss.reference",
     },
+    "entmax": {"cpu": "multimax.ops.entmax.cpu", "reference": "multimax.ops.entmax.reference"},
     "rows": {"cpu": "multimax.ops.rows.cpu", "reference": "multimax.ops.rows.reference"},
 }
 NAMES = ("auto", "reference", "cpu", "triton")

@@ -12,18 +12,9 @@ evsoftmax  tensor([0.5987, 0.4013, 0.0000])
 
 """
 
+from multimax.ops.entmax.api import entmax, entmax15, sparsemax
+from multimax.ops.rows.api import multimax
 from multimax.reweighting.blockwise import attention
-from multimax.reweighting.functions import (
-    attnscale,
-    entmax,
-    entmax15,
-    evsoftmax,
-    multimax,
-    softmax,
-    sparsehourglass,
-    sparsemax,
-    topk,
-)
 from multimax.reweighting.layer import MultiMax
 from multimax.reweighting.losses import (
     Entmax15Loss,
@@ -40,16 +31,18 @@ from multimax.reweighting.modules import (
     Entmax,
     Entmax15,
     EvSoftmax,
-    Reweighter,
     Softmax,
     Sparsehourglass,
     Sparsemax,
     TopK,
-    module,
 )
-from multimax.reweighting.specs import Reweighting, get, names
+from multimax.reweighting.registry import Reweighter, Reweighting, Spec, get, learned, module, names
+from multimax.reweighting.softmax_family import attnscale, evsoftmax, softmax, topk
+from multimax.reweighting.sparse_hourglass import sparsehourglass
+from multimax.reweighting.specs import SPECS
 
 __all__ = [
+    "SPECS",
     "AttnScaledSoftmax",
     "Entmax",
     "Entmax15",
@@ -64,6 +57,7 @@ __all__ = [
     "Sparsehourglass",
     "Sparsemax",
     "SparsemaxLoss",
+    "Spec",
     "TopK",
     "attention",
     "attnscale",
@@ -74,6 +68,7 @@ __all__ = [
     "evsoftmax",
     "evsoftmax_loss",
     "get",
+    "learned",
     "module",
     "multimax",
     "names",

@@ -1,9 +1,9 @@
 """Attention with any reweighting function, a few queries at a time.
 
-Shapes: B batches, H query heads, Hkv key heads, Lq queries, Lk keys, D and Dv entries a head, q queries of a block.
+Shapes: B batches, H query heads, Hkv key heads, Lq queries, Lk keys, D and Dv entries per head, q queries of a block.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Literal, NamedTuple, overload
 
 import torch
@@ -17,64 +17,13 @@ from multimax.ops.attention.inputs import Inputs, Window, inputs, scale_of
 from multimax.ops.attention.reference import band
 from multimax.ops.dtypes import compute_dtype, without_autocast
 from multimax.ops.masking import takes_part
-from multimax.ops.rows.api import modulate
-from multimax.reweighting.functions import softmax
-from multimax.reweighting.high_pass import attn_scale as scale_high_pass
-from multimax.reweighting.layer import MultiMax
-from multimax.reweighting.modules import Reweighter
-from multimax.reweighting.specs import Reweighting, get
+from multimax.reweighting.high_pass import unchecked_attn_scale
+from multimax.reweighting.registry import Function, Reweighting, function_of
+from multimax.reweighting.softmax_family import softmax
 
-Function = Callable[..., Tensor]
 # Scores in a block, unless told otherwise. Just over 32 MiB in float32: what is smaller, the C library takes from its
 # heap, which the blocks' results, in between, would keep from being used again.
 ELEMENTS = 2**23 + 2**16
-
-
-def function_of(reweight: str | Function) -> Function:
-    """The function that a name, a module or a callable stands for."""
-    if isinstance(reweight, str):
-        return get(reweight)
-    if isinstance(reweight, MultiMax):
-        coefs, knots = reweight.parameters_in_use()
-        return Reweighting("multimax", {"coefs": coefs, "knots": knots})
-    if isinstance(reweight, Reweighter):
-        return reweight.function()
-    if isinstance(reweight, nn.Softmax):  # torch's own, which knows no mask
-        return get("softmax")
-    if isinstance(reweight, nn.Module):  # the user's, called as our own
-        return lambda x, dim, mask: reweight(x, mask=mask)
-    if not callable(reweight):
-        raise TypeError(
-            f"multimax: expected reweight to be a name, a module or a function of (x, dim, mask), got {reweight!r}"
-        )
-    return reweight
-
-
-def _as_multimax(function: Function, heads: int, like: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Coefs and knots with which the fused attention computes the function; None if there are none.
-
-    Softmax at temperature T is a sigma with the slope 1 / T on both sides of 0.
-    """
-    if not isinstance(function, Reweighting) or function.name not in ("multimax", "softmax"):
-        return None
-    if function.name == "multimax":
-        coefs, knots = function.options["coefs"], function.options["knots"]
-        return (coefs, knots) if coefs.ndim < 4 else None
-    temperature = function.options.get("temperature", 1.0)
-    dtype = compute_dtype(like.dtype)
-    if not isinstance(temperature, Tensor):
-        checks.number_above("temperature", temperature, 0)
-        if temperature < 1e-6:  # 1 / T times a score could overflow
-            return None
-        slope = torch.tensor(1 / temperature, dtype=dtype, device=like.device)
-    elif temperature.numel() == 1 or (temperature.shape[-3:] == (heads, 1, 1) and temperature.numel() == heads):
-        checks.above("temperature", temperature, 0, like.new_empty(()).expand(1, heads, 1, 1), 3)
-        slope = 1 / temperature.to(dtype).reshape(() if temperature.numel() == 1 else (-1, 1))
-    else:
-        return None
-    coefs = torch.stack([1 - slope, slope - 1], -1)  # (2,) or (H, 1, 2)
-    coefs = coefs.reshape(1, 2) if coefs.ndim == 1 else coefs
-    return coefs, torch.zeros_like(coefs)
 
 
 class Block(NamedTuple):
@@ -88,7 +37,7 @@ class Block(NamedTuple):
 class Attention(NamedTuple):
     """All that a block needs of the call."""
 
-    own: Inputs
+    inputs: Inputs
     function: Function
     omega: Tensor | None
     dropout_p: float
@@ -100,7 +49,7 @@ class Attention(NamedTuple):
 
     def keys(self, rows: slice) -> slice:
         """Outside of these no key takes part for these queries."""
-        queries, keys = self.own.query.shape[2], self.own.key.shape[2]
+        queries, keys = self.inputs.query.shape[2], self.inputs.key.shape[2]
         first, end = 0, keys
         if self.causal:
             end = min(end, rows.stop)
@@ -120,36 +69,37 @@ class Attention(NamedTuple):
             x = (self.scale * grouped @ key.transpose(-1, -2)).reshape(b, h, q, key.shape[2])
         part = added = None
         if self.causal or self.left >= 0 or self.right >= 0:
-            lengths = self.own.query.shape[2], self.own.key.shape[2]
+            lengths = self.inputs.query.shape[2], self.inputs.key.shape[2]
             part = band(*lengths, self.causal, self.left, self.right, x.device, rows)[:, keys]
-        bias = _cut(self.own.bias, rows, keys)
+        bias = _cut(self.inputs.bias, rows, keys)
         if bias is not None:
             part = _both(part, takes_part(bias))
             x = x + bias.to(x.dtype)
         if self.softcap is not None:
             x = self.softcap * torch.tanh(x / self.softcap)
-        mask = _cut(self.own.mask, rows, keys)
+        mask = _cut(self.inputs.mask, rows, keys)
         if mask is not None and mask.dtype == torch.bool:
             part = _both(part, mask)
         elif mask is not None:
             there = takes_part(mask)
             part, added = _both(part, there), torch.where(there, mask, 0.0).to(x.dtype)
-        weights = weights_of(self.own_function(rows), x, part, added)
+        weights = weights_of(self.function_for(rows), x, part, added)
         if self.omega is not None:
-            weights = scale_high_pass(weights, self.omega, part)
+            weights = unchecked_attn_scale(weights, self.omega, None if part is None else part.expand(weights.shape))
         return Block(x, weights, part)
 
-    def own_function(self, rows: slice) -> Function:
+    def function_for(self, rows: slice) -> Function:
         """The function for these queries: of options that differ between queries, theirs."""
         if not isinstance(self.function, Reweighting):
             return self.function
-        queries = self.own.query.shape[2]
+        queries = self.inputs.query.shape[2]
         options = dict(self.function.options)
-        for name, value in options.items():
-            dim = -3 if name in ("coefs", "knots") else -2  # (..., Lq, order, 2) or (..., Lq, 1)
-            least = 5 if dim == -3 else 2  # (heads, order, 2) has no dim for queries
-            if isinstance(value, Tensor) and value.ndim >= least and queries > 1 and value.shape[dim] == queries:
-                options[name] = value.narrow(dim, rows.start, rows.stop - rows.start)
+        for name, place in self.function.spec.differentiable.items():
+            value = options.get(name)
+            if place is None or not isinstance(value, Tensor) or value.ndim < place.ndim:
+                continue
+            if queries > 1 and value.shape[place.dim] == queries:
+                options[name] = value.narrow(place.dim, rows.start, rows.stop - rows.start)
         return Reweighting(self.function.name, options)
 
     def result(self, query: Tensor, key: Tensor, value: Tensor, rows: slice, keys: slice) -> tuple[Tensor, Tensor]:
@@ -162,8 +112,8 @@ class Attention(NamedTuple):
 
     def observed(self) -> Iterator[observing.Block]:
         """Blocks for those who watch, with all keys."""
-        dtype = compute_dtype(self.own.query.dtype)
-        query, key = self.own.query.to(dtype), self.own.key.to(dtype)
+        dtype = compute_dtype(self.inputs.query.dtype)
+        query, key = self.inputs.query.to(dtype), self.inputs.key.to(dtype)
         whole = slice(0, key.shape[2])
         for rows in query_slices((*query.shape[:3], key.shape[2])):
             x, weights, part = self.block(query[:, :, rows], key, rows, whole)
@@ -175,13 +125,8 @@ def weights_of(function: Function, x: Tensor, part: Tensor | None, added: Tensor
     """The function of the scores; numbers from a mask come after sigma and after the temperature."""
     if added is None:
         return function(x, dim=-1, mask=part)
-    if isinstance(function, Reweighting) and function.name == "multimax":
-        coefs, knots = function.options["coefs"], function.options["knots"]
-        lead = coefs.shape[:-2] and (*coefs.shape[:-2], *[1] * (coefs.ndim == 3))
-        coefs, knots = (t.reshape(*lead, *t.shape[-2:]) for t in (coefs, knots))
-        return softmax(modulate(x, coefs, knots) + added, mask=part)
-    if isinstance(function, Reweighting) and function.name == "softmax":
-        return softmax(x / function.options.get("temperature", 1.0) + added, mask=part)
+    if isinstance(function, Reweighting) and function.spec.sigma is not None:
+        return softmax(function.spec.sigma.scores(x, **function.options) + added, mask=part)
     return function(x + added, dim=-1, mask=part)
 
 
@@ -300,14 +245,14 @@ def attention(
         tensor([8])
     """
     function = function_of(reweight)
-    checks.tensor("query", query)
+    checks.flag("return_weights", return_weights)
     if block is not None:
         checks.at_least("block", block, 1)
-    fused = None
     if softcap is not None:
         checks.number_above("softcap", softcap, 0)
-    if attn_scale is None and softcap is None and not return_weights and query.ndim > 1:
-        fused = _as_multimax(function, query.shape[-3] if query.ndim > 2 else 1, query)
+    fused = None
+    if attn_scale is None and softcap is None and not return_weights:
+        fused = _fused_parameters(function, query)
     if fused is not None:
         with observing.as_order(_order(function)):
             return multimax_attention(
@@ -323,13 +268,25 @@ def attention(
                 scale=scale,
                 enable_gqa=enable_gqa,
             )
-    own = inputs(query, key, value, attn_mask, score_bias, enable_gqa)
-    dropout_p = checks.number("dropout_p", dropout_p, 0, 1)
-    bounds = checks.window_bounds(window)
-    call = Attention(own, function, attn_scale, dropout_p, scale_of(scale, own.query), is_causal, *bounds, softcap)
-    dtype = compute_dtype(own.query.dtype)
-    q, k, v = (t.to(dtype) for t in own[:3])
-    shape = (*q.shape[:3], k.shape[2])
+    checks.flag("is_causal", is_causal)
+    given = inputs(query, key, value, attn_mask, score_bias, enable_gqa)
+    shape = (*given.query.shape[:3], given.key.shape[2])
+    if attn_scale is not None:
+        checks.omega(attn_scale, given.query, shape)
+    left, right = checks.window_bounds(window)
+    call = Attention(
+        inputs=given,
+        function=function,
+        omega=attn_scale,
+        dropout_p=checks.number("dropout_p", dropout_p, 0, 1),
+        scale=scale_of(scale, given.query),
+        causal=is_causal,
+        left=left,
+        right=right,
+        softcap=softcap,
+    )
+    dtype = compute_dtype(given.query.dtype)
+    q, k, v = (t.to(dtype) for t in (given.query, given.key, given.value))
     if block is None:
         slices = list(query_slices(shape, ELEMENTS))
     else:
@@ -345,17 +302,25 @@ def attention(
         outs.append(out)
         if return_weights:
             matrices.append(weights)
-    out = torch.cat(outs, 2).to(own.query.dtype).reshape(*own.lead, shape[2], v.shape[-1])
+    out = torch.cat(outs, 2).to(given.query.dtype).reshape(*given.lead, shape[2], v.shape[-1])
     if observing.active():
         observing.report(_order(function), shape, call.observed)
     if not return_weights:
         return out
-    return out, torch.cat(matrices, 2).to(own.query.dtype).reshape(*own.lead, *shape[2:])
+    return out, torch.cat(matrices, 2).to(given.query.dtype).reshape(*given.lead, *shape[2:])
+
+
+def _fused_parameters(function: Function, query: object) -> tuple[Tensor, Tensor] | None:
+    """Coefs and knots with which the fused attention computes the function; None if there are none."""
+    if not isinstance(function, Reweighting) or function.spec.sigma is None:
+        return None
+    if not isinstance(query, Tensor) or query.ndim < 2:  # to be refused where the other inputs are
+        return None
+    heads = query.shape[-3] if query.ndim > 2 else 1
+    return function.spec.sigma.parameters(heads, query, **function.options)
 
 
 def _order(function: Function) -> int:
     """The order of sigma, 0 for other functions."""
-    if isinstance(function, Reweighting) and function.name == "multimax":
-        order: int = function.options["coefs"].shape[-2]
-        return order
-    return 0
+    coefs = function.options.get("coefs") if isinstance(function, Reweighting) else None
+    return 0 if coefs is None else coefs.shape[-2]

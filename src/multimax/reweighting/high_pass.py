@@ -10,27 +10,6 @@ from multimax.ops import checks
 from multimax.ops.dtypes import compute_dtype
 
 
-def _heads(weights: Tensor, omega: Tensor) -> Tensor:
-    """Omega that fits the attention maps, to multiply them with."""
-    checks.tensor("weights", weights)
-    checks.tensor("omega", omega)
-    checks.same_device("omega", omega, weights)
-    if weights.ndim < 1:
-        raise ValueError(
-            f"multimax: expected weights of shape (..., heads, queries, keys), got {checks.shape(weights)}"
-        )
-    if omega.ndim == 0:
-        return omega
-    heads = weights.shape[-3] if weights.ndim > 2 else None
-    if omega.ndim != 1 or omega.shape[0] != heads:
-        wanted = "shape ()" if heads is None else f"shape () or ({heads},)"
-        raise ValueError(
-            f"multimax: expected omega of {wanted} for weights of shape {checks.shape(weights)}, "
-            f"got {checks.shape(omega)}; one value, or one a head for weights (..., heads, queries, keys)"
-        )
-    return omega[:, None, None]
-
-
 def attn_scale(weights: Tensor, omega: Tensor, mask: Tensor | None = None) -> Tensor:
     r"""AttnScale: attention weights with their high-pass part scaled by 1 + omega.
 
@@ -42,7 +21,7 @@ def attn_scale(weights: Tensor, omega: Tensor, mask: Tensor | None = None) -> Te
 
     Args:
         weights: A, of shape (..., H, Lq, Lk).
-        omega: :math:`\omega`, a tensor of shape (), or (H,) for one value a head. 0 changes nothing.
+        omega: :math:`\omega`, a tensor of shape (), or (H,) for one value per head. 0 changes nothing.
         mask: boolean, True where a key takes part, of a shape that broadcasts to that of the weights. n is then the
             number of keys that take part in the row; the others get weight 0, as does a row with none.
 
@@ -62,8 +41,14 @@ def attn_scale(weights: Tensor, omega: Tensor, mask: Tensor | None = None) -> Te
         Wang, Zheng, Chen, Wang: Anti-Oversmoothing in Deep Vision Transformers via the Fourier Domain Analysis,
         ICLR 2022, arXiv:2203.05962.
     """
-    scale = _heads(weights, omega)
-    on = checks.mask_for(weights, mask)
+    checks.tensor("weights", weights)
+    checks.omega(omega, weights, tuple(weights.shape))
+    return unchecked_attn_scale(weights, omega, checks.mask_for(weights, mask))
+
+
+def unchecked_attn_scale(weights: Tensor, omega: Tensor, on: Tensor | None) -> Tensor:
+    """AttnScale of arguments that have been checked; the mask is of the shape of the weights."""
+    scale = omega[:, None, None] if omega.ndim else omega
     a = weights.to(compute_dtype(weights.dtype))
     if on is None:
         count: Tensor | int = max(a.shape[-1], 1)
@@ -87,7 +72,7 @@ class AttnScale(nn.Module):
     ``lamb``).
 
     Args:
-        heads: H, for one omega a head, as in the paper; None for one in all.
+        heads: H, for one omega per head, as in the paper; None for one for all.
 
     Shape:
         weights (..., H, Lq, Lk), and a boolean mask that broadcasts to it or None; output as the weights.
@@ -117,8 +102,7 @@ class AttnScale(nn.Module):
         super().__init__()
         if heads is not None:
             checks.integer("heads", heads)
-            if heads < 1:
-                raise ValueError(f"multimax: expected heads to be an int of at least 1, got {heads}")
+            checks.at_least("heads", heads, 1)
         self.heads = heads
         self.omega = nn.Parameter(torch.empty(() if heads is None else (heads,), device=device, dtype=dtype))
         self.reset_parameters()

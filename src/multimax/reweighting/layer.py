@@ -8,13 +8,15 @@ from torch import Tensor, nn
 from multimax.ops import checks
 from multimax.ops.parameters import to_paper
 from multimax.ops.rows.api import multimax
+from multimax.reweighting.registry import Reweighter
 
 TERMS = ("both", "lower", "upper")
 INITS = ("paper", "identity")
+SYMBOLS = ("t_b", "t_d", "b", "d")  # as to_paper gives them
 
 
-class MultiMax(nn.Module):
-    r"""MultiMax as a layer with parameters of its own, in the place of ``nn.Softmax``.
+class MultiMax(Reweighter):
+    r"""MultiMax as a layer with parameters of its own, instead of ``nn.Softmax``.
 
     .. math:: \phi(x) = \operatorname{softmax}(\sigma(x)), \qquad
         \sigma(x) = x + \sum_{n=1}^{N} (1 - t_{b_n}) \max(b_n - x, 0)^n + (t_{d_n} - 1) \max(x - d_n, 0)^n
@@ -26,7 +28,7 @@ class MultiMax(nn.Module):
         order: N, at least 1; the paper uses 1 and 2.
         terms: "both", "lower" (the paper's MultiMax-l: only entries below b are modulated) or "upper". A term that is
             switched off stays at zero whatever is stored for it.
-        heads: H for one set of parameters a head, for scores of shape (..., H, queries, keys); None for one set.
+        heads: H for one set of parameters per head, for scores of shape (..., H, queries, keys); None for one set.
         dim: the dim along which the weights sum to 1.
         init: "paper" (both from a normal distribution of standard deviation 0.02, truncated), "identity" (zero coefs,
             so that the output is that of softmax, and knots spread over [-1, 1], so that training can begin), or a
@@ -46,6 +48,7 @@ class MultiMax(nn.Module):
         tensor([0.3788, 0.2951, 0.3261])
     """
 
+    reweighting_name = "multimax"
     coefs: nn.Parameter
     knots: nn.Parameter
 
@@ -61,26 +64,19 @@ class MultiMax(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(dim=dim)
         for name, value in (("order", order), ("heads", heads)):
             if value is not None:
                 checks.at_least(name, value, 1)
-        checks.integer("dim", dim)
         checks.choice("terms", terms, TERMS)
-        self.order, self.terms, self.heads, self.dim = order, terms, heads, dim
+        checks.flag("monotone", monotone)
+        self.order, self.terms, self.heads = order, terms, heads
         self.init, self.monotone = init, monotone
         shape = (order, 2) if heads is None else (heads, order, 2)
-        if not isinstance(init, str):
-            checks.pair(*init)
-            if tuple(init[0].shape) != shape:
-                raise ValueError(f"multimax: expected init tensors of shape {shape}, got {checks.shape(init[0])}")
-            if monotone:
-                raise ValueError(
-                    "multimax: expected init to be 'paper' or 'identity' with monotone=True, got tensors; "
-                    "what is stored is then not what is used"
-                )
-        else:
+        if isinstance(init, str):
             checks.choice("init", init, INITS)
+        else:
+            checks.initial_pair(init, shape, monotone)
         self.coefs = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
         self.knots = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
         self.reset_parameters()
@@ -123,37 +119,53 @@ class MultiMax(nn.Module):
             coefs = coefs * on
         return coefs, knots
 
+    def options(self, ndim: int, dim: int) -> dict[str, Any]:
+        """The coefs and knots in use: the function itself knows where the heads are."""
+        coefs, knots = self.parameters_in_use()
+        return {"coefs": coefs, "knots": knots}
+
     def settings(self) -> dict[str, Any]:
-        """What the module was made with, as plain data, but for the dim and the initial parameters."""
+        """As given, but for the initial parameters."""
         return {"order": self.order, "terms": self.terms, "heads": self.heads, "monotone": self.monotone}
+
+    def learned(self) -> dict[str, Tensor]:
+        """The paper's parameters of the terms in use, by order: t_b_1, t_d_1, b_1, d_1, t_b_2 and so on."""
+        values = {symbol: getattr(self, symbol) for symbol in self._symbols()}
+        return {f"{symbol}_{n + 1}": value[..., n] for n in range(self.order) for symbol, value in values.items()}
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Weights of the shape of x; mask as for :func:`multimax.multimax`."""
         coefs, knots = self.parameters_in_use()
         return multimax(x, coefs, knots, dim=self.dim, mask=mask)
 
-    def _paper(self, index: int) -> Tensor:
-        return to_paper(*(value.detach() for value in self.parameters_in_use()))[index]
+    def _symbols(self) -> list[str]:
+        """The paper's symbols of the terms in use."""
+        off = {"lower": "d", "upper": "b"}.get(self.terms)
+        return [symbol for symbol in SYMBOLS if symbol[-1] != off]
+
+    def _paper(self, symbol: str) -> Tensor:
+        coefs, knots = self.parameters_in_use()
+        return to_paper(coefs.detach(), knots.detach())[SYMBOLS.index(symbol)]
 
     @property
     def t_b(self) -> Tensor:
         """The paper's t_b, (N,) or (H, N): the slope below b in the first order, 1 + its part in the others."""
-        return self._paper(0)
+        return self._paper("t_b")
 
     @property
     def t_d(self) -> Tensor:
         """The paper's t_d, (N,) or (H, N)."""
-        return self._paper(1)
+        return self._paper("t_d")
 
     @property
     def b(self) -> Tensor:
         """The paper's lower knots, (N,) or (H, N)."""
-        return self._paper(2)
+        return self._paper("b")
 
     @property
     def d(self) -> Tensor:
         """The paper's upper knots, (N,) or (H, N)."""
-        return self._paper(3)
+        return self._paper("d")
 
     def extra_repr(self) -> str:
         """The settings, and, for one set of parameters, their values in the paper's symbols."""
@@ -167,10 +179,9 @@ class MultiMax(nn.Module):
         if self.monotone:
             parts.append("monotone=True")
         if self.heads is None and checks.readable(self.coefs):
-            for name in ("t_b", "t_d", "b", "d"):
-                if (self.terms, name[-1]) not in (("lower", "d"), ("upper", "b")):
-                    values = ", ".join(f"{value:.4g}" for value in getattr(self, name).tolist())
-                    parts.append(f"{name}=[{values}]")
+            for symbol in self._symbols():
+                values = ", ".join(f"{value:.4g}" for value in getattr(self, symbol).tolist())
+                parts.append(f"{symbol}=[{values}]")
         return ", ".join(parts)
 
 

@@ -1,7 +1,7 @@
 r"""Losses for classifiers that end in one of the sparse functions, as functions and modules.
 
 A sparse function gives classes a probability of exactly 0, whose logarithm no training survives. Each comes with a
-Fenchel-Young loss of its own instead (Blondel, Martins, Niculae 2020), convex and smooth, with the gradient
+Fenchel-Young loss instead (Blondel, Martins, Niculae 2020), convex and smooth, with the gradient
 :math:`p - y`:
 
 .. math:: L(x, y) = \max_{p \in \Delta} \left[ p^\top x + H_\alpha(p) \right] - y^\top x - H_\alpha(y), \qquad
@@ -13,7 +13,6 @@ label smoothing are allowed. Ev-SoftMax has the negative logarithm of its traini
 Shapes: R rows, C classes.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,9 +20,10 @@ from torch import Tensor, nn
 
 from multimax.ops import checks, dtypes, masking
 from multimax.ops.dtypes import compute_dtype
-from multimax.ops.entmax import reference
+from multimax.ops.entmax import api as entmax
 from multimax.ops.loss.api import multimax_cross_entropy
-from multimax.reweighting.functions import _kept, entmax, entmax15, lowered, sparsemax
+from multimax.reweighting import reference
+from multimax.reweighting.softmax_family import lowered
 
 
 def _entropy(p: Tensor, alpha: Tensor) -> Tensor:
@@ -41,7 +41,7 @@ def _entropy_slope(p: Tensor, alpha: Tensor) -> Tensor:
 
 class FenchelYoung(torch.autograd.Function):
     """The loss of each row from x, its weights p and the target; p counts as a function of x in the second derivative
-    only, because the first one is p - y whatever p's own slope."""
+    only, because the first one is p - y whatever the slope of p."""
 
     generate_vmap_rule = True
 
@@ -91,17 +91,10 @@ def _rows(x: Tensor, dim: int) -> Tensor:
 
 
 def _fenchel_young(
-    function: Callable[[Tensor, Tensor], Tensor],
-    alpha: float | Tensor,
-    input: Tensor,
-    target: Tensor,
-    ignore_index: int,
-    reduction: str,
-    label_smoothing: float,
+    alpha: float | Tensor, input: Tensor, target: Tensor, ignore_index: int, reduction: str, label_smoothing: float
 ) -> Tensor:
-    checks.tensor("input", input)
-    if input.ndim < 1:
-        raise ValueError(f"multimax: expected input of shape (C,), (R, C) or (R, C, ...), got {checks.shape(input)}")
+    """The loss of entmax at any alpha, number or tensor."""
+    checks.class_scores(input)
     checks.integer("ignore_index", ignore_index)
     checks.choice("reduction", reduction, checks.REDUCTIONS)
     smoothing = checks.number("label_smoothing", label_smoothing, 0, 1)
@@ -127,7 +120,8 @@ def _fenchel_young(
     else:
         a = torch.full((1, 1), alpha, dtype=dtype, device=x.device)
     x = _levelled(torch.where(ignored[:, None], 0.0, x), -1)  # whatever an ignored row holds
-    losses = torch.where(ignored, 0.0, FenchelYoung.apply(x, function(x, a), y, a))
+    weights = entmax.unchecked(x, a if isinstance(alpha, Tensor) else alpha, dim=1)
+    losses = torch.where(ignored, 0.0, FenchelYoung.apply(x, weights, y, a))
     if reduction == "none":
         return losses.reshape(shape).to(dtypes.loss_dtype(input))
     total = losses.sum()
@@ -166,7 +160,7 @@ def sparsemax_loss(
         Martins, Astudillo: From Softmax to Sparsemax. ICML 2016. Blondel, Martins, Niculae: Learning with
         Fenchel-Young Losses. JMLR 2020.
     """
-    return _fenchel_young(lambda x, _: sparsemax(x), 2.0, input, target, ignore_index, reduction, label_smoothing)
+    return _fenchel_young(2.0, input, target, ignore_index, reduction, label_smoothing)
 
 
 def entmax15_loss(
@@ -198,7 +192,7 @@ def entmax15_loss(
     References:
         Peters, Niculae, Martins: Sparse Sequence-to-Sequence Models. ACL 2019.
     """
-    return _fenchel_young(lambda x, _: entmax15(x), 1.5, input, target, ignore_index, reduction, label_smoothing)
+    return _fenchel_young(1.5, input, target, ignore_index, reduction, label_smoothing)
 
 
 def entmax_loss(
@@ -234,11 +228,7 @@ def entmax_loss(
         >>> reweighting.entmax_loss(torch.tensor([[1.0, 0.6, -1.0]]), torch.tensor([0]), alpha=1.2)
         tensor(0.3759)
     """
-
-    def function(x: Tensor, own: Tensor) -> Tensor:
-        return entmax(x, alpha=own if isinstance(alpha, Tensor) else alpha)
-
-    return _fenchel_young(function, alpha, input, target, ignore_index, reduction, label_smoothing)
+    return _fenchel_young(alpha, input, target, ignore_index, reduction, label_smoothing)
 
 
 def evsoftmax_loss(
@@ -275,15 +265,13 @@ def evsoftmax_loss(
         Chen, Itkina, Senanayake, Kochenderfer: Evidential Softmax for Sparse Multimodal Distributions in Deep
         Generative Models. NeurIPS 2021.
     """
-    checks.tensor("input", input)
-    if input.ndim < 1:
-        raise ValueError(f"multimax: expected input of shape (C,), (R, C) or (R, C, ...), got {checks.shape(input)}")
+    checks.class_scores(input)
     checks.number_above("eps", eps, 0)
     dim = 0 if input.ndim == 1 else 1
-    kept = _kept(input, dim, None, reference.at_or_above_the_mean)
+    high = reference.kept(input, dim, None, reference.at_or_above_the_mean)
     wide = input.to(compute_dtype(input.dtype))
     wide = _levelled(torch.where(masking.masked(input), -torch.inf, wide), dim)
-    x = lowered(wide, kept, eps)
+    x = lowered(wide, high, eps)
     coefs, knots = x.new_zeros(1, 2), x.new_zeros(1, 2)
     loss = multimax_cross_entropy(
         x, target, coefs, knots, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing

@@ -1,58 +1,25 @@
-"""The functions as modules, in the place of ``nn.Softmax``. :class:`multimax.MultiMax` is one of them."""
+"""The functions as modules, to use instead of ``nn.Softmax``; :class:`multimax.MultiMax` is in `layer`."""
 
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from multimax.ops import checks
-from multimax.reweighting.layer import MultiMax
-from multimax.reweighting.specs import Reweighting, get
+from multimax.reweighting.registry import Reweighter
 
 
-def _on_heads(values: Tensor, ndim: int, dim: int) -> Tensor:
-    """(heads,) as a tensor that broadcasts against an input of (..., heads, queries, keys), as for MultiMax: the heads
-    are the last but one of the input's dims without `dim`."""
-    if values.ndim == 0:
+def _on_heads(values: Tensor | float, ndim: int, dim: int) -> Tensor | float:
+    """A number as it is; (heads,) as a tensor that broadcasts against an input of (..., heads, queries, keys), as for
+    MultiMax: the heads are the last but one of the input's dims without `dim`."""
+    if not isinstance(values, Tensor) or values.ndim == 0:
         return values
+    checks.dims_with_heads(ndim)
     others = [i for i in range(ndim) if i != dim % ndim]
-    if not others:
-        raise ValueError(f"multimax: expected an input of (..., heads, queries, keys), got {ndim} dims")
     shape = [1] * ndim
     shape[others[-2] if len(others) > 1 else others[0]] = values.shape[0]
     return values.reshape(shape)
-
-
-class Reweighter(nn.Module):
-    """What the modules share: a dim, and a function with the present options."""
-
-    reweighting_name: ClassVar[str]
-
-    def __init__(self, *, dim: int = -1) -> None:
-        super().__init__()
-        checks.integer("dim", dim)
-        self.dim = dim
-
-    def options(self, ndim: int, dim: int) -> dict[str, Any]:
-        """The function's options for an input of so many dims."""
-        return {}
-
-    def settings(self) -> dict[str, Any]:
-        """What the module was made with, as plain data, but for the dim."""
-        return {}
-
-    def function(self, ndim: int = 4, dim: int = -1) -> Reweighting:
-        """The function with its present options: for attention scores, or for an input of ndim dims."""
-        return get(self.reweighting_name, **self.options(ndim, dim))
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Weights of the shape of x; mask is True where an entry takes part."""
-        return self.function(x.ndim, self.dim)(x, dim=self.dim, mask=mask)
-
-    def extra_repr(self) -> str:
-        """The settings."""
-        return "" if self.dim == -1 else f"dim={self.dim}"
 
 
 def _repr(*parts: str) -> str:
@@ -119,8 +86,7 @@ class Softmax(Reweighter):
 
     def options(self, ndim: int, dim: int) -> dict[str, Any]:
         """The temperature."""
-        own = self.temperature
-        return {"temperature": _on_heads(own, ndim, dim) if isinstance(own, Tensor) else own}
+        return {"temperature": _on_heads(self.temperature, ndim, dim)}
 
     def settings(self) -> dict[str, Any]:
         """As given."""
@@ -174,10 +140,8 @@ class Entmax(Reweighter):
         checks.number_above("alpha", alpha, 1)
         checks.heads_to_learn(heads, learn)
         low, high = bounds
-        if learn and not 1 < low < alpha < high < math.inf:
-            raise ValueError(
-                f"multimax: expected 1 < low < alpha < high for a trained alpha, got {low}, {alpha}, {high}"
-            )
+        if learn:
+            checks.trained_alpha(alpha, low, high)
         self.initial, self.bounds = float(alpha), (float(low), float(high))
         self.shape = nn.Parameter(torch.empty(() if heads is None else (heads,))) if learn else None
         self.reset_parameters()
@@ -200,8 +164,7 @@ class Entmax(Reweighter):
 
     def options(self, ndim: int, dim: int) -> dict[str, Any]:
         """The alpha."""
-        own = self.alpha
-        return {"alpha": _on_heads(own, ndim, dim) if isinstance(own, Tensor) else own}
+        return {"alpha": _on_heads(self.alpha, ndim, dim)}
 
     def settings(self) -> dict[str, Any]:
         """As given."""
@@ -340,7 +303,7 @@ class AttnScaledSoftmax(Reweighter):
 
 
 def _learned(parameter: Tensor | None) -> dict[str, Any]:
-    """How a parameter was made, of one number or of one a head."""
+    """How a parameter was made: as one number, or as one per head."""
     heads = parameter.shape[0] if parameter is not None and parameter.ndim else None
     return {"learn": parameter is not None, "heads": heads}
 
@@ -354,33 +317,3 @@ def _number(name: str, value: Tensor | float) -> str:
     return f"learned {name}=" + (
         "[" + ", ".join(f"{v:.4g}" for v in numbers) + "]" if value.ndim else f"{numbers[0]:.4g}"
     )
-
-
-MODULES: dict[str, type[nn.Module]] = {
-    module.reweighting_name: module
-    for module in (Softmax, Sparsemax, Entmax15, Entmax, EvSoftmax, Sparsehourglass, TopK, AttnScaledSoftmax)
-} | {"multimax": MultiMax}
-
-
-def module(name: str, **options: Any) -> nn.Module:
-    """A reweighting module by name: ``module("entmax", learn=True)`` is ``Entmax(learn=True)``.
-
-    Args:
-        name: one of :func:`names`.
-        options: what the module's class takes.
-
-    Example:
-        >>> from multimax import reweighting
-        >>> reweighting.module("topk", k=8)
-        TopK(k=8)
-    """
-    checks.choice("name", name, tuple(MODULES))
-    try:
-        return MODULES[name](**options)
-    except TypeError as error:
-        if "argument" not in str(error):
-            raise
-        own = MODULES[name].__name__
-        raise TypeError(
-            f"multimax: expected the options of {own}, got {', '.join(options) or 'none'}: {error}"
-        ) from None

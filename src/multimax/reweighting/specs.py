@@ -1,84 +1,72 @@
-"""The functions by name."""
+"""The reweighting functions, each in one place: a further one needs its function, its module and a Spec here."""
 
-import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from multimax.ops.entmax.api import entmax, entmax15, sparsemax
+from multimax.ops.rows.api import multimax
+from multimax.reweighting import losses, modules, sigma
+from multimax.reweighting.layer import SYMBOLS, MultiMax
+from multimax.reweighting.registry import BY_NAME, PerQuery, Spec
+from multimax.reweighting.softmax_family import attnscale, evsoftmax, softmax, topk
+from multimax.reweighting.sparse_hourglass import sparsehourglass
 
-from torch import Tensor
+NUMBER = PerQuery(-2, 2)  # (..., queries, 1)
+PAIRS = PerQuery(-3, 4)  # (..., queries, order, 2), but (heads, order, 2)
 
-from multimax.ops import checks
-from multimax.reweighting import functions
-
-FUNCTIONS: dict[str, Callable[..., Tensor]] = {
-    name: getattr(functions, name)
-    for name in (
-        "softmax",
-        "multimax",
-        "sparsemax",
-        "entmax15",
-        "entmax",
-        "evsoftmax",
-        "sparsehourglass",
-        "topk",
-        "attnscale",
-    )
-}
-LEARNED = {"multimax": "multimax.MultiMax", "attnscale": "reweighting.AttnScaledSoftmax"}  # have options of their own
-COMMON = ("x", "dim", "mask", "impl")
-
-
-@dataclass(frozen=True)
-class Reweighting:
-    """A function with its options, to be called as ``function(x, dim=-1, mask=None, impl="auto")``."""
-
-    name: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def __call__(self, x: Tensor, *, dim: int = -1, mask: Tensor | None = None, impl: str = "auto") -> Tensor:
-        """Weights of the shape and dtype of x."""
-        return FUNCTIONS[self.name](x, **self.options, dim=dim, mask=mask, impl=impl)
-
-
-def names() -> tuple[str, ...]:
-    """The names that :func:`get` knows.
-
-    Example:
-        >>> from multimax import reweighting
-        >>> reweighting.names()
-        ('softmax', 'multimax', 'sparsemax', 'entmax15', 'entmax', 'evsoftmax', 'sparsehourglass', 'topk', 'attnscale')
-    """
-    return tuple(FUNCTIONS)
-
-
-def get(name: str, **options: Any) -> Reweighting:
-    """A reweighting function by name, with its options.
-
-    Args:
-        name: one of :func:`names`.
-        options: what the function takes beside x, dim, mask and impl: ``temperature`` (softmax), ``coefs`` and
-            ``knots`` (multimax), ``alpha`` (entmax), ``eps`` (evsoftmax), ``q`` (sparsehourglass), ``k`` (topk),
-            ``omega`` (attnscale).
-
-    Returns:
-        A callable of x, dim, mask and impl.
-
-    Example:
-        >>> import torch
-        >>> from multimax import reweighting
-        >>> reweighting.get("entmax15")(torch.tensor([1.0, 0.6, -1.0]), dim=-1)
-        tensor([0.6400, 0.3600, 0.0000])
-        >>> reweighting.get("topk", k=2)(torch.tensor([3.0, 2.0, -1.0]))
-        tensor([0.7311, 0.2689, 0.0000])
-    """
-    checks.choice("name", name, names())
-    parameters = {key: p for key, p in inspect.signature(FUNCTIONS[name]).parameters.items() if key not in COMMON}
-    unknown = [key for key in options if key not in parameters]
-    if unknown:
-        known = ", ".join(parameters) or "none"
-        raise TypeError(f"multimax: expected options of {name} out of: {known}, got {', '.join(unknown)}")
-    missing = [key for key, p in parameters.items() if p.default is p.empty and key not in options]
-    if missing:
-        remedy = f"; a {LEARNED[name]} module has its own" if name in LEARNED else ""
-        raise TypeError(f"multimax: expected {' and '.join(missing)} for {name}, got no such option{remedy}")
-    return Reweighting(name, options)
+SPECS = (
+    Spec(
+        name="softmax",
+        function=softmax,
+        module=modules.Softmax,
+        learns=("temperature",),
+        differentiable={"temperature": NUMBER},
+        sigma=sigma.SOFTMAX,
+    ),
+    Spec(
+        name="multimax",
+        function=multimax,
+        module=MultiMax,
+        learns=SYMBOLS,
+        differentiable={"coefs": PAIRS, "knots": PAIRS},
+        sigma=sigma.MULTIMAX,
+        home="multimax",
+    ),
+    Spec(
+        name="sparsemax",
+        function=sparsemax,
+        module=modules.Sparsemax,
+        loss=losses.sparsemax_loss,
+        loss_module=losses.SparsemaxLoss,
+    ),
+    Spec(
+        name="entmax15",
+        function=entmax15,
+        module=modules.Entmax15,
+        loss=losses.entmax15_loss,
+        loss_module=losses.Entmax15Loss,
+    ),
+    Spec(
+        name="entmax",
+        function=entmax,
+        module=modules.Entmax,
+        loss=losses.entmax_loss,
+        loss_module=losses.EntmaxLoss,
+        learns=("alpha",),
+        differentiable={"alpha": NUMBER},
+    ),
+    Spec(
+        name="evsoftmax",
+        function=evsoftmax,
+        module=modules.EvSoftmax,
+        loss=losses.evsoftmax_loss,
+        loss_module=losses.EvSoftmaxLoss,
+    ),
+    Spec(name="sparsehourglass", function=sparsehourglass, module=modules.Sparsehourglass),
+    Spec(name="topk", function=topk, module=modules.TopK),
+    Spec(
+        name="attnscale",
+        function=attnscale,
+        module=modules.AttnScaledSoftmax,
+        learns=("omega",),
+        differentiable={"omega": None},
+    ),
+)
+BY_NAME.update({spec.name: spec for spec in SPECS})

@@ -14,7 +14,7 @@ from multimax.nn.output import LinearMultiMaxCrossEntropyLoss
 from multimax.ops import checks
 from multimax.reweighting.high_pass import AttnScale
 from multimax.reweighting.layer import MultiMax
-from multimax.reweighting.modules import Reweighter
+from multimax.reweighting.registry import Reweighter
 
 MODES = ("scaled", "separate")
 

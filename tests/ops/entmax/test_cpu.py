@@ -15,7 +15,7 @@ from torch import Tensor
 from machine import ISAS, needs_kernels
 from multimax import reweighting
 from multimax.ops import kernels as library
-from multimax.ops.entmax import autograd as ops
+from multimax.ops.entmax import call as ops
 
 
 @pytest.fixture(autouse=True)
@@ -153,10 +153,10 @@ def exactly_sparsemax(dtype: torch.dtype, rows: str) -> None:
     for x in (row, row.flip(0), row[torch.randperm(len(row))]):
         order = {float(v): e for v, e in zip(row.tolist(), exact, strict=True)}
         judge = torch.tensor([float(order[v]) for v in x.tolist()], dtype=torch.float64)
-        own = reweighting.sparsemax(x, impl="cpu")
-        torch.testing.assert_close(own.double(), judge, rtol=EPS[dtype], atol=2 * wide)
+        result = reweighting.sparsemax(x, impl="cpu")
+        torch.testing.assert_close(result.double(), judge, rtol=EPS[dtype], atol=2 * wide)
         # one number is off by a rounding, their sum by no more than the threshold's for each
-        assert abs(own.double().sum().item() - 1) <= EPS[dtype] + len(row) * (
+        assert abs(result.double().sum().item() - 1) <= EPS[dtype] + len(row) * (
             wide if dtype == torch.float64 else wide / 2
         )
 
@@ -171,10 +171,10 @@ def test_exactly_entmax(alpha: float, rows: str) -> None:
         for isa in ISAS:
             before = library.use_isa()
             library.use_isa(isa)
-            own = reweighting.entmax(row, alpha=alpha, impl="cpu").double()
+            result = reweighting.entmax(row, alpha=alpha, impl="cpu").double()
             library.use_isa(before)
             # alpha itself is rounded to the dtype, and with it 1 / (alpha - 1)
-            torch.testing.assert_close(own, judge, rtol=20 * EPS[dtype], atol=4 * EPS[dtype])
+            torch.testing.assert_close(result, judge, rtol=20 * EPS[dtype], atol=4 * EPS[dtype])
 
 
 @pytest.mark.parametrize("impl", ["cpu", "reference"])
@@ -256,9 +256,11 @@ def test_lengths_and_places_in_memory(isa: str, kind: str, dtype: torch.dtype) -
             x = memory[offset : offset + 3 * length].view(3, length)
             grad = torch.randn(3, length).to(dtype)
             judges = run(kind, x.double(), grad.double(), "reference")
-            for own, judge in zip(run(kind, x, grad), judges, strict=True):
+            for result, judge in zip(run(kind, x, grad), judges, strict=True):
                 tolerance = factor * (50 if wide == torch.float32 else 1e3) * EPS[wide]
-                torch.testing.assert_close(own.double(), judge, rtol=2 * EPS[dtype] + 100 * tolerance, atol=tolerance)
+                torch.testing.assert_close(
+                    result.double(), judge, rtol=2 * EPS[dtype] + 100 * tolerance, atol=tolerance
+                )
 
 
 @pytest.mark.parametrize("kind", ["1.3", "1.9", "2.5"])
@@ -267,12 +269,12 @@ def test_alphas_gradient_is_as_good_as_the_references(isa: str, kind: str, dtype
     squares = torch.zeros(3, dtype=torch.float64)
     for draw in range(4):
         x, grad = ((1 + draw / 5) * torch.randn(30, 65)).to(dtype), torch.randn(30, 65).to(dtype)
-        judge, theirs, own = (
+        judge, theirs, result = (
             run(kind, *(t.double() for t in (x, grad)), "reference")[2],
             run(kind, x, grad, "reference")[2],
             run(kind, x, grad)[2],
         )
-        for i, value in enumerate((own - judge, theirs - judge, judge)):
+        for i, value in enumerate((result - judge, theirs - judge, judge)):
             squares[i] += value.square().sum()
     error, allowed, size = squares.sqrt().tolist()
     rounding = size * (EPS[torch.float64] * 300 if dtype == torch.float64 else EPS[torch.float32])

@@ -1,6 +1,6 @@
-"""The formulas of the other reweighting functions, on any device and in any dtype: the oracle for their kernels.
+"""The formulas of entmax, on any device and in any dtype: the oracle for the kernels.
 
-Differentiable twice. Arguments are taken as they come; `functions` checks them.
+Differentiable twice. Arguments are taken as they come; `api` checks them.
 
 Shapes: z is (..., K) in the compute dtype, masked (..., K) says which entries take no part; every function returns the
 weights, (..., K): 0 where masked, NaN wherever else there is a NaN in the row.
@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from multimax.ops import masking
-from multimax.ops.dtypes import compute_dtype
+from multimax.ops.dtypes import compute_dtype, softmax_dtype
+from multimax.ops.entmax.call import KINDS, EntmaxCall
 
 
 def split(x: Tensor, dim: int, mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -23,7 +24,7 @@ def split(x: Tensor, dim: int, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     return x.movedim(dim, -1).to(compute_dtype(x.dtype)), masked.movedim(dim, -1)
 
 
-def _from_the_largest(z: Tensor, masked: Tensor) -> Tensor:
+def from_the_largest(z: Tensor, masked: Tensor) -> Tensor:
     """z less the largest entry that takes part, -inf where masked, NaN in the whole row if it holds one or +inf.
 
     All these functions are the same for z + c, so the largest counts as a constant for gradients.
@@ -37,7 +38,7 @@ def _from_the_largest(z: Tensor, masked: Tensor) -> Tensor:
 
 def sparsemax(z: Tensor, masked: Tensor) -> Tensor:
     """argmin over p in the simplex of |p - z|^2, which is max(z - tau, 0) (Martins and Astudillo 2016)."""
-    u = _from_the_largest(z, masked)
+    u = from_the_largest(z, masked)
     if z.shape[-1] == 0:
         return u
     with torch.no_grad():
@@ -54,7 +55,7 @@ def sparsemax(z: Tensor, masked: Tensor) -> Tensor:
 
 def entmax15(z: Tensor, masked: Tensor) -> Tensor:
     """max(z / 2 - tau, 0)^2, entmax at alpha = 1.5 (Peters, Niculae and Martins 2019)."""
-    u = _from_the_largest(z, masked) / 2
+    u = from_the_largest(z, masked) / 2
     if z.shape[-1] == 0:
         return u
     with torch.no_grad():
@@ -100,11 +101,11 @@ def _power(u: Tensor, masked: Tensor, tau: Tensor, alpha: Tensor) -> tuple[Tenso
 def entmax(z: Tensor, masked: Tensor, alpha: Tensor) -> Tensor:
     """max((alpha - 1) z - tau, 0)^(1 / (alpha - 1)) for alpha > 1, (..., 1) (Peters, Niculae and Martins 2019).
 
-    With u = z - max z in the place of z, in one of the two forms of `_power`. For alpha <= 2 the norm
+    With u = z - max z instead of z, in one of the two forms of `_power`. For alpha <= 2 the norm
     (sum of p)^(alpha - 1) is convex in tau, and Newton's method on it from where the largest weight is 1 never goes too
     far; for alpha > 2 the interval in which tau lies is halved, on a logarithmic scale as long as it is wide.
     """
-    u = torch.where(masked, 0.0, _from_the_largest(z, masked))  # -inf times a gradient of 0 would be NaN
+    u = torch.where(masked, 0.0, from_the_largest(z, masked))  # -inf times a gradient of 0 would be NaN
     if z.shape[-1] == 0:
         return u
     alpha = alpha.to(u.dtype)
@@ -139,48 +140,20 @@ def entmax(z: Tensor, masked: Tensor, alpha: Tensor) -> Tensor:
     return _power(u, masked, tau, alpha)[0]
 
 
-def cooled(z: Tensor, masked: Tensor, temperature: Tensor) -> Tensor:
-    """z / temperature up to a constant a row, -inf where masked. Numbers that overflow stay finite."""
-    u = torch.where(masked, 0.0, _from_the_largest(z, masked))  # -inf times a gradient of 0 would be NaN
-    limits = torch.finfo(u.dtype)
-    scaled = (u / temperature.to(u.dtype).clamp(min=limits.tiny)).clamp(min=limits.min / 4)
-    return torch.where(masked, -torch.inf, scaled)
+def of_call(call: EntmaxCall) -> Tensor:
+    """The weights of a call, in the compute dtype."""
+    z, masked = split(call.x, -1, None)
+    if KINDS[call.kind] == "entmax":
+        assert call.alpha is not None
+        return entmax(z, masked, call.alpha.unsqueeze(-1))
+    return (sparsemax if KINDS[call.kind] == "sparsemax" else entmax15)(z, masked)
 
 
-def at_or_above_the_mean(z: Tensor, masked: Tensor) -> Tensor:
-    """Which entries Ev-SoftMax keeps (Chen, Itkina, Senanayake and Kochenderfer 2021).
-
-    The mean is taken of z - max z: of numbers that are never positive it cannot, by rounding, exceed all of them.
-    """
-    with torch.no_grad():
-        u = _from_the_largest(z, masked)
-        count = (~masked).sum(-1, keepdim=True)
-        return ~(u < torch.where(masked, 0.0, u).sum(-1, keepdim=True) / count) & ~masked
+def why_not(call: EntmaxCall) -> str | None:
+    """Nothing keeps the formulas from any call."""
+    return None
 
 
-def hourglass(z: Tensor, masked: Tensor, q: float) -> Tensor:
-    """What Sparsehourglass projects on the simplex: z (1 + K q) / (|sum z| + K q) (Laha et al. 2018).
-
-    Divided by q throughout, so that q to infinity, sparsemax, is a number like any other. K counts what takes part.
-    """
-    taking_part = torch.where(masked, 0.0, z)
-    count = (~masked).sum(-1, keepdim=True).to(z.dtype)
-    factor = (1 / q + count) / (taking_part.sum(-1, keepdim=True).abs() / q + count)
-    return torch.where(masked, -torch.inf, taking_part * factor)
-
-
-def largest(z: Tensor, masked: Tensor, k: int | float) -> Tensor:
-    """The k largest entries, or that share of those that take part, rounded up; of equal ones some: k remain."""
-    with torch.no_grad():
-        length = z.shape[-1]
-        taking_part = (~masked).sum(-1, keepdim=True)
-        # a share of 0.07 of 100 entries is 7, whatever rounding makes of the product
-        most = k if isinstance(k, int) else math.ceil(k * length - 1e-9)
-        order = torch.where(masked, -torch.inf, z).topk(min(most, length), -1).indices  # NaN first
-        rank = torch.arange(order.shape[-1], device=z.device)
-        kept = torch.ones_like(order, dtype=torch.bool)
-        if not isinstance(k, int):
-            kept = rank < torch.ceil(k * taking_part.double() - 1e-9)
-        # a NaN or an infinity is kept with its whole row, where it shows
-        lost = (~(torch.where(masked, 0.0, z) < torch.inf)).any(-1, keepdim=True)
-        return (torch.zeros_like(masked).scatter(-1, order, kept) | lost) & ~masked
+def run(call: EntmaxCall) -> Tensor:
+    """The weights, in the dtype that torch.softmax would give."""
+    return of_call(call).to(softmax_dtype(call.x))

@@ -1,30 +1,11 @@
 """The functions: check the arguments, choose an implementation, call it."""
 
-from typing import Any
-
 from torch import Tensor
 
-from multimax.ops import checks, dispatch, kernels
+from multimax.ops import checks, dispatch
 from multimax.ops.rows.call import KINDS, RowsCall
 
 IMPLEMENTATIONS = dispatch.load("rows")
-
-
-def choose(impl: str, device: Any, why_not_cpu: str | None = None) -> str:
-    """TEMPORARY."""
-    checks.choice("impl", impl, dispatch.NAMES)
-    if impl == "reference":
-        return impl
-    if impl == "triton":
-        raise RuntimeError("multimax: impl='triton' cannot run: this version has no Triton kernels; use 'reference'")
-    why = kernels.why_not(device, why_not_cpu)
-    if impl == "cpu":
-        if why:
-            raise RuntimeError(f"multimax: impl='cpu' cannot run: {why}")
-        return impl
-    if why is not None and why is kernels.unavailable:
-        dispatch._warn(why)
-    return "reference" if why else "cpu"
 
 
 def _rows(kind: str, x: Tensor, coefs: Tensor, knots: Tensor, dim: int, mask: Tensor | None, impl: str) -> Tensor:

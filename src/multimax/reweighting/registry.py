@@ -1,0 +1,223 @@
+"""What a reweighting function is to the rest of the package, and where it is found by its name.
+
+The functions themselves are listed once, in :mod:`multimax.reweighting.specs`. What holds for all of them: they are
+called as ``function(x, *, dim=-1, mask=None, impl="auto", ...)``. x is of any shape, float32, float64, bfloat16 or
+float16; half precision is computed in float32 and returned in its dtype. ``mask`` is boolean, broadcastable to x, True
+where an entry takes part; an entry that is -inf, or at or below half of its dtype's lowest finite value, takes no part
+either. What takes no part has weight 0 and no gradient, and a row with nothing left is all zeros. A NaN shows in its
+whole row. ``impl`` is "auto", "cpu" (the compiled kernels) or "reference" (plain PyTorch), as for
+:func:`multimax.multimax`.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+from torch import Tensor, nn
+
+from multimax.ops import checks
+
+Function = Callable[..., Tensor]
+COMMON = ("x", "dim", "mask", "impl")  # what every function takes
+
+
+class PerQuery(NamedTuple):
+    """Where a setting of attention, as a tensor, may have one value per query."""
+
+    dim: int  # of the queries, counted from the end
+    ndim: int  # the least number of dims with which it has that dim
+
+
+class Sigma(NamedTuple):
+    """How a function that is the softmax of modulated scores, softmax(sigma(x)), fits the fused attention."""
+
+    # sigma of attention scores: called as (x, **options)
+    scores: Callable[..., Tensor]
+    # coefs and knots that make MultiMax of it, None if there are none: called as (heads, like, **options)
+    parameters: Callable[..., tuple[Tensor, Tensor] | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """A reweighting function.
+
+    Args:
+        name: of the function, for :func:`get`.
+        function: called as ``function(x, *, dim, mask, impl, **options)``.
+        module: the class that holds its options and what it learns.
+        loss: to train a classifier that ends in the function with; None if there is none.
+        loss_module: the same as a module.
+        learns: attributes of the module in which what it has learned is read.
+        differentiable: the options that may be tensors with a gradient, and where they may have one value per query;
+            None if they may not.
+        sigma: for a function that is the softmax of modulated scores.
+        home: the package that users find the module in.
+    """
+
+    name: str
+    function: Function
+    module: type["Reweighter"]
+    loss: Function | None = None
+    loss_module: type[nn.Module] | None = None
+    learns: tuple[str, ...] = ()
+    differentiable: Mapping[str, PerQuery | None] = field(default_factory=dict)
+    sigma: Sigma | None = None
+    home: str = "reweighting"
+    options: Mapping[str, inspect.Parameter] = field(init=False)  # what the function takes beside x, dim, mask and impl
+
+    def __post_init__(self) -> None:
+        """Reads the function's signature, once."""
+        parameters = inspect.signature(self.function).parameters
+        object.__setattr__(self, "options", {n: p for n, p in parameters.items() if n not in COMMON})
+
+    def takes_heads(self) -> bool:
+        """Whether the module can have parameters for each head."""
+        return "heads" in inspect.signature(self.module).parameters
+
+
+BY_NAME: dict[str, Spec] = {}  # in the order of specs.py, which fills it
+
+
+@dataclass(frozen=True)
+class Reweighting:
+    """A function with its options, to be called as ``function(x, dim=-1, mask=None, impl="auto")``."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def spec(self) -> Spec:
+        """What is known of the function."""
+        return BY_NAME[self.name]
+
+    def __call__(self, x: Tensor, *, dim: int = -1, mask: Tensor | None = None, impl: str = "auto") -> Tensor:
+        """Weights of the shape and dtype of x."""
+        return BY_NAME[self.name].function(x, **self.options, dim=dim, mask=mask, impl=impl)
+
+
+class Reweighter(nn.Module):
+    """What the modules share: a dim, and a function with the present options."""
+
+    reweighting_name: ClassVar[str]
+
+    def __init__(self, *, dim: int = -1) -> None:
+        super().__init__()
+        checks.integer("dim", dim)
+        self.dim = dim
+
+    def options(self, ndim: int, dim: int) -> dict[str, Any]:
+        """The function's options for an input of so many dims."""
+        return {}
+
+    def settings(self) -> dict[str, Any]:
+        """What the module was made with, as plain data, but for the dim and initial parameters given as tensors."""
+        return {}
+
+    def function(self, ndim: int = 4, dim: int = -1) -> Reweighting:
+        """The function with its present options: for attention scores, or for an input of ndim dims."""
+        return Reweighting(self.reweighting_name, self.options(ndim, dim))
+
+    def learned(self) -> dict[str, Tensor]:
+        """What the module has learned, by symbol, () or (heads,) each."""
+        return {name: getattr(self, name) for name in BY_NAME[self.reweighting_name].learns} if _learns(self) else {}
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Weights of the shape of x; mask is True where an entry takes part."""
+        return self.function(x.ndim, self.dim)(x, dim=self.dim, mask=mask)
+
+    def extra_repr(self) -> str:
+        """The settings."""
+        return "" if self.dim == -1 else f"dim={self.dim}"
+
+
+def _learns(module: nn.Module) -> bool:
+    return any(parameter is not None for parameter in module._parameters.values())
+
+
+def names() -> tuple[str, ...]:
+    """The names that :func:`get` knows.
+
+    Example:
+        >>> from multimax import reweighting
+        >>> reweighting.names()
+        ('softmax', 'multimax', 'sparsemax', 'entmax15', 'entmax', 'evsoftmax', 'sparsehourglass', 'topk', 'attnscale')
+    """
+    return tuple(BY_NAME)
+
+
+def get(name: str, **options: Any) -> Reweighting:
+    """A reweighting function by name, with its options.
+
+    Args:
+        name: one of :func:`names`.
+        options: what the function takes beside x, dim, mask and impl: ``temperature`` (softmax), ``coefs`` and
+            ``knots`` (multimax), ``alpha`` (entmax), ``eps`` (evsoftmax), ``q`` (sparsehourglass), ``k`` (topk),
+            ``omega`` (attnscale).
+
+    Returns:
+        A callable of x, dim, mask and impl.
+
+    Example:
+        >>> import torch
+        >>> from multimax import reweighting
+        >>> reweighting.get("entmax15")(torch.tensor([1.0, 0.6, -1.0]), dim=-1)
+        tensor([0.6400, 0.3600, 0.0000])
+        >>> reweighting.get("topk", k=2)(torch.tensor([3.0, 2.0, -1.0]))
+        tensor([0.7311, 0.2689, 0.0000])
+    """
+    checks.choice("name", name, names())
+    spec = BY_NAME[name]
+    checks.function_options(name, options, spec.options, f"{spec.home}.{spec.module.__name__}" if spec.learns else None)
+    return Reweighting(name, options)
+
+
+def module(name: str, **options: Any) -> nn.Module:
+    """A reweighting module by name: ``module("entmax", learn=True)`` is ``Entmax(learn=True)``.
+
+    Args:
+        name: one of :func:`names`.
+        options: what the module's class takes.
+
+    Example:
+        >>> from multimax import reweighting
+        >>> reweighting.module("topk", k=8)
+        TopK(k=8)
+    """
+    checks.choice("name", name, names())
+    checks.module_options(BY_NAME[name].module, options)
+    return BY_NAME[name].module(**options)
+
+
+def function_of(reweight: str | Function) -> Function:
+    """The function that a name, a module or a callable stands for."""
+    if isinstance(reweight, str):
+        return get(reweight)
+    if isinstance(reweight, Reweighter):
+        return reweight.function()
+    if isinstance(reweight, nn.Softmax):  # torch's, which knows no mask
+        return get("softmax")
+    if isinstance(reweight, nn.Module):  # the user's, called like the modules here
+        return lambda x, dim, mask: reweight(x, mask=mask)
+    checks.reweight_function(reweight)
+    return reweight
+
+
+def learned(module: nn.Module) -> dict[str, Tensor]:
+    """What a reweighting module has learned, by symbol, () or (heads,) each: MultiMax in the paper's symbols.
+
+    Args:
+        module: one of this package, or any other, whose parameters are then given as they are.
+
+    Example:
+        >>> from multimax import reweighting
+        >>> {name: value.item() for name, value in reweighting.learned(reweighting.Softmax(2.0, learn=True)).items()}
+        {'temperature': 2.0}
+        >>> list(reweighting.learned(reweighting.MultiMax(order=1)))
+        ['t_b_1', 't_d_1', 'b_1', 'd_1']
+        >>> reweighting.learned(reweighting.Softmax(2.0))
+        {}
+    """
+    if isinstance(module, Reweighter) and module.reweighting_name in BY_NAME:
+        return module.learned()
+    return {name: parameter for name, parameter in module._parameters.items() if parameter is not None}
