@@ -10,7 +10,7 @@ from multimax.reweighting import attention, module
 from multimax.reweighting.high_pass import AttnScale
 from multimax.reweighting.layer import MultiMax, state_as_softmax
 
-OWN = ("multimax", "reweight", "attn_scale")  # the parts that torch's module does not have
+ADDED = ("multimax", "reweight", "attn_scale")  # the parts that torch's module does not have
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -121,7 +121,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         """A state_dict of torch's module has no parameters of the function: then MultiMax is softmax, and what else
         there is stays as it is."""
         state = self.state_dict()
-        added = {name: t.detach().clone() for name, t in state.items() if name.split(".")[0] in OWN}
+        added = {name: t.detach().clone() for name, t in state.items() if name.split(".")[0] in ADDED}
         if "multimax" in self._modules:
             added |= {f"multimax.{name}": t for name, t in state_as_softmax(self.multimax).items()}
         whole = all(f"{prefix}{name}" in state_dict for name in state if name not in added)  # a part says nothing else

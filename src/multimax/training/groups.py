@@ -13,7 +13,6 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from multimax.nn.output import LinearMultiMaxCrossEntropyLoss
 from multimax.ops import checks
 from multimax.reweighting.high_pass import AttnScale
-from multimax.reweighting.layer import MultiMax
 from multimax.reweighting.registry import Reweighter
 
 MODES = ("scaled", "separate")
@@ -31,7 +30,7 @@ def reweighting_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """
     checks.module(model)
     for name, module in model.named_modules():
-        if isinstance(module, MultiMax | Reweighter | AttnScale):
+        if isinstance(module, Reweighter | AttnScale):
             yield name, module
 
 

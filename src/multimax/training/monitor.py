@@ -14,16 +14,13 @@ from torch.nn.utils import get_total_norm
 
 from multimax.metrics import AttentionStatistics, collect
 from multimax.metrics.monotonicity import least_slope
-from multimax.nn.multihead import OWN
+from multimax.nn.multihead import ADDED
 from multimax.ops import checks
-from multimax.ops.presets import PaperParameters
-from multimax.reweighting.high_pass import AttnScale
 from multimax.reweighting.layer import MultiMax
-from multimax.reweighting.modules import Entmax, Softmax
+from multimax.reweighting.registry import learned
 from multimax.training.groups import reweighting_modules
 from multimax.training.score_ranges import ScoreRanges
 
-LEARNED: dict[type[nn.Module], str] = {Softmax: "temperature", Entmax: "alpha", AttnScale: "omega"}
 SCORES = (-10.0, 10.0)  # where scores cannot be seen
 ROUNDING = 1e-5  # a slope that is this little below 0 is none
 Log = Callable[[dict[str, float], int], object]
@@ -42,7 +39,7 @@ def _unwrapped(model: nn.Module) -> nn.Module:
 def layer_name(name: str) -> str:
     """The layer that a module belongs to: its parent, if the module is only the layer's function."""
     parent, _, last = name.rpartition(".")
-    return (parent if last in OWN else name) or "model"
+    return (parent if last in ADDED else name) or "model"
 
 
 def _whole(t: Tensor) -> Tensor:
@@ -56,19 +53,6 @@ def _gathered(module: nn.Module) -> nn.Module:
     whole = {name: None if p is None else _whole(p.detach()) for name, p in module._parameters.items()}
     plain.__dict__["_parameters"] = whole
     return plain
-
-
-def values_of(module: nn.Module) -> dict[str, Tensor]:
-    """What a gathered module has learned, by symbol, () or (heads,) each."""
-    if isinstance(module, MultiMax):
-        off = {"lower": "d", "upper": "b"}.get(module.terms)
-        symbols = [symbol for symbol in PaperParameters._fields if symbol[-1] != off]
-        return {f"{symbol}_{n + 1}": getattr(module, symbol)[..., n] for n in range(module.order) for symbol in symbols}
-    learned: dict[str, Tensor] = {name: p for name, p in module._parameters.items() if p is not None}
-    for kind, name in LEARNED.items():
-        if isinstance(module, kind) and learned:
-            return {name: getattr(module, name)}
-    return learned
 
 
 def _drops(module: nn.Module) -> bool:
@@ -228,7 +212,7 @@ class Monitor:
         grads: dict[str, list[Tensor]] = {}
         for name, module in self.modules.items():
             layer, plain = layer_name(name), _gathered(module)
-            for symbol, value in values_of(plain).items():
+            for symbol, value in learned(plain).items():
                 heads = value.reshape(-1).tolist()
                 if self.per_head and len(heads) > 1:
                     values.update({f"multimax/{layer}/head_{h}/{symbol}": number for h, number in enumerate(heads)})
