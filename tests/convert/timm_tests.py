@@ -23,7 +23,8 @@ from torch.overrides import _get_current_function_mode_stack as active_modes
 
 import multimax
 from multimax import reweighting
-from multimax.convert.timm import FORMS, REFUSED, output_names, sites
+from multimax.convert.outline import Outline
+from multimax.convert.timm import CONVERTER, FORMS, REFUSED
 from places import ROOT
 
 SOFTMAX = (Tensor.softmax, torch.softmax, F.softmax)
@@ -634,7 +635,7 @@ def test_what_is_not_plain_is_refused_by_name(name: str, options: Any, layers: l
     with pytest.raises(ValueError, match=f"'{layers[0]}': .*{words}") as error:
         multimax.convert_(model)
     assert all(f"'{layer}'" in str(error.value) for layer in layers)
-    assert [site.name for site in sites(model) if site.why_not] == layers
+    assert [site.name for site in CONVERTER.sites(Outline(model)) if site.why_not] == layers
 
 
 def test_what_is_plain_beside_it() -> None:
@@ -670,7 +671,7 @@ class Other(nn.Module):
 
 def test_attention_that_is_not_known_is_refused(newer: ModuleType) -> None:
     model = nn.Sequential(newer.Other(), newer.Mixer(), timm.layers.Attention(32, 4))
-    assert [(site.name, site.why_not) for site in sites(model)] == [
+    assert [(site.name, site.why_not) for site in CONVERTER.sites(Outline(model))] == [
         ("1", "timm's Mixer is not known to be plain softmax attention"),
         ("2", None),
     ]
@@ -729,11 +730,11 @@ def test_output_layers() -> None:
         "swin_tiny_patch4_window7_224": ["head.fc"],
     }
     for name, expected in names.items():
-        assert output_names(model_of(name)[0]) == expected
+        assert CONVERTER.output_names(Outline(model_of(name)[0])) == expected
     without = timm.create_model("deit_tiny_patch16_224", num_classes=0, depth=1)
     with pytest.raises(ValueError, match="got none that could be found"):
         multimax.convert_(without, where=("output",))
-    assert output_names(Around(model_of("deit_tiny_patch16_224")[0])) == []
+    assert CONVERTER.output_names(Outline(Around(model_of("deit_tiny_patch16_224")[0]))) == []
     with pytest.raises(ValueError, match=r"'head.0': .*mean of several"):
         multimax.convert_(model_of("crossvit_tiny_240")[0], where=("output",))
     with pytest.raises(ValueError, match=r"'head': .*aux_head"):

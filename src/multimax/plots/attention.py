@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from multimax import metrics
-from multimax.convert.seeing import evaluated, seen
+from multimax.convert.observable import observable_attention
+from multimax.metrics.evaluation import evaluating
 from multimax.ops import checks
 from multimax.plots import pictures, style
 from multimax.training.groups import reweighting_modules
@@ -60,8 +61,8 @@ def attention_of(model: nn.Module, inputs: object, *, layers: Collection[str] | 
     own = next(reweighting_modules(model), None) is not None
     with (
         torch.no_grad(),
-        evaluated(model),
-        nullcontext() if own else seen(model),
+        evaluating(model),
+        nullcontext() if own else observable_attention(model),
         metrics.collect(model, ("histogram",), layers=layers, histogram=_Kept) as found,
     ):
         called(model, inputs)

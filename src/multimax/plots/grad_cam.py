@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from multimax.convert.seeing import evaluated
+from multimax.metrics.evaluation import evaluating
 from multimax.ops import checks
 from multimax.plots import pictures, style
 from multimax.plots.attention import called
@@ -141,7 +141,7 @@ def class_activation(
     """
     checks.module(model)
     blocks = _blocks(model, block)
-    with torch.inference_mode(False), torch.enable_grad(), evaluated(model), _features(blocks) as features:
+    with torch.inference_mode(False), torch.enable_grad(), evaluating(model), _features(blocks) as features:
         logits = _logits(called(model, _watched(inputs)))
         if not features:
             names = ", ".join(map(repr, blocks))
