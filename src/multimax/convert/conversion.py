@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from multimax.convert import heads, verification
 from multimax.convert.library import HEADS, KNOWN, Library, converter, in_use
 from multimax.convert.loading import allow_softmax, forbid_softmax
-from multimax.convert.outline import Outline, within
+from multimax.convert.outline import Outline, around, within
 from multimax.convert.recipe import Recipe, from_description, name_of
 from multimax.convert.report import Layer, Report
 from multimax.convert.sites import KINDS, Converted, Mark, Site, class_name, function_module, marked_in, set_mark
@@ -46,7 +46,7 @@ def _check_not_converted(outline: Outline) -> None:
 
 def _check_not_shared(outline: Outline, sites: Collection[Site]) -> None:
     for site in sites if outline.repeated else ():
-        if any(within(site.name, name) for name in outline.repeated):
+        if outline.repeated & around([site.name]):
             everywhere = outline.model.named_modules(remove_duplicate=False)
             names = [name for name, module in everywhere if module is site.module]
             raise ValueError(
@@ -64,28 +64,26 @@ def _sites(outline: Outline, libraries: list[Library], where: Collection[str], o
 
 
 def _attention_sites(outline: Outline, libraries: list[Library]) -> list[Site]:
-    found: dict[int, Site] = {}
+    found: dict[str, Site] = {}
     for library in libraries:
-        outer = [site.name for site in found.values()]
+        known = set(found)
         for site in library.sites(outline):
-            if not any(site.name != name and within(site.name, name) for name in outer):
-                found.setdefault(id(site.module), site)
-    known = [site.name for site in found.values()]
-    return [*found.values(), *_sites_in_code(outline, libraries, known)]
+            if not known & around([site.name]):
+                found[site.name] = site
+    return [*found.values(), *_sites_in_code(outline, libraries, set(found))]
 
 
-def _sites_in_code(outline: Outline, libraries: list[Library], known: list[str]) -> Iterator[Site]:
+def _sites_in_code(outline: Outline, libraries: list[Library], known: set[str]) -> Iterator[Site]:
     """Modules that look like attention, and compute softmax where nothing can be put instead of it."""
     suspects = {
         cls
         for cls in outline.types
         if LIKE_ATTENTION.search(cls.__name__) and package(cls) not in ("torch", "multimax")
     }
-    for name, module in outline.modules.items() if suspects else ():
+    outer = around(known)
+    for name, module in outline.modules.items():
         cls = type(module)
-        if cls not in suspects or any(within(name, other) or within(other, name) for other in known):
-            continue
-        if computes_softmax(cls):
+        if cls in suspects and name not in outer and not known & around([name]) and computes_softmax(cls):
             reasons = [library.why_not_in_code(cls) for library in libraries]
             usual = f"{cls.__name__} computes softmax in its own code; call multimax.multimax_attention in it"
             yield Site(name, module, "attention", "", None, next(filter(None, reasons), usual))
