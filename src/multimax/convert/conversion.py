@@ -1,4 +1,4 @@
-"""Another function instead of softmax, in models as people have them."""
+"""Another function instead of softmax, in models as people have them: the two public functions."""
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -74,7 +74,7 @@ def _attention_sites(outline: Outline, libraries: list[Library]) -> list[Site]:
 
 
 def _sites_in_code(outline: Outline, libraries: list[Library], known: set[str]) -> Iterator[Site]:
-    """Modules that look like attention, and compute softmax where nothing can be put instead of it."""
+    """Modules that look like attention, and compute softmax where it cannot be replaced."""
     suspects = {
         cls
         for cls in outline.types

@@ -90,7 +90,7 @@ def marked_in(outline: Outline) -> list[Converted]:
 
 
 def marked(model: nn.Module) -> list[Converted]:
-    """The same, from a walk of its own."""
+    """The same, for a single look at a model."""
     return marked_in(Outline(model))
 
 

@@ -1,4 +1,4 @@
-"""Whether a class computes softmax in its own code, where nothing can be put instead of it from outside."""
+"""Whether a class computes softmax in its own code, where it cannot be replaced from outside."""
 
 import inspect
 from collections.abc import Iterator

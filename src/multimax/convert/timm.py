@@ -1,6 +1,6 @@
 """Models of timm: its attention modules run their own code, in which softmax is another function.
 
-A converted module has a class that is made from its own. Its forward is timm's, with every projection, norm, rotary
+A converted module has a class derived from the one it had. Its forward is timm's, with every projection, norm, rotary
 embedding and gate of the version that is installed; only the call of ``scaled_dot_product_attention``, or of softmax
 where timm has no fused branch, is redirected. A forward that does not come to exactly that call raises.
 
@@ -184,6 +184,7 @@ class Redirect(TorchFunctionMode):
         attn_mask: Tensor | None = None,
         dropout_p: float = 0.0,
         is_causal: bool = False,
+        *,
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
@@ -220,7 +221,7 @@ class Redirect(TorchFunctionMode):
 
 
 class Reweighted(nn.Module):
-    """What a converted attention module has before its own class."""
+    """The base class of converted attention modules, before the class that each had."""
 
     original: ClassVar[type[nn.Module]]
     form: ClassVar[Form]

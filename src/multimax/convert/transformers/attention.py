@@ -20,8 +20,7 @@ from multimax.reweighting.layer import MultiMax
 # The attention implementation: with masks as for sdpa, or in numbers, as what the model had before.
 NAME, NAME_IN_NUMBERS = NAMES = ("multimax", "multimax_mask_in_numbers")
 LEFT = "_multimax_left"  # on attention modules that stay with softmax in a converted model
-# Attention modules that get scores of their own as their mask, with a mask in it: what is not the dtype's lowest value,
-# nor -inf, is part of the score.
+# Attention modules whose mask holds part of the score too: whatever is neither the dtype's lowest value nor -inf.
 BIAS_IN_MASK = (
     "BeitAttention",
     "DogeAttention",
@@ -55,6 +54,7 @@ def attention_forward(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
+    *,
     scaling: float | None = None,
     dropout: float = 0.0,
     is_causal: bool | None = None,

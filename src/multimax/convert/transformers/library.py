@@ -36,8 +36,8 @@ AFTER_HEAD = (
 
 
 class Transformers(Library):
-    """Hugging Face transformers. The forward of a converted module is its own: only the attention function that it
-    calls knows that it was called."""
+    """Hugging Face transformers. A converted module runs the forward that it had: only the attention function, which
+    that forward calls, knows that it was reached."""
 
     name = "transformers"
     notes_reached = True
@@ -107,7 +107,7 @@ class Transformers(Library):
     def finish(self, outline: Outline, converted: list[Converted]) -> None:
         """Sets the attention implementation of the model's configurations, or brings back the one before.
 
-        The configurations become the model's own: others made from the same objects keep theirs.
+        The model gets copies of its configurations: other models made from the same objects keep theirs.
         """
         configuration.forget_hooks(outline)
         if not converted:
