@@ -1,4 +1,4 @@
-"""The table of docs/convert.md, from the tests' own lists: python tools/convert_table.py writes it."""
+"""The table of docs/convert.md, from the tests' lists: python tools/convert_table.py writes it."""
 
 import importlib.metadata
 import sys
@@ -22,7 +22,7 @@ TORCH_NN = [
 def timm_version() -> str:
     """Of the folder that the tests have for it."""
     found = importlib.metadata.distributions(name="timm", path=[str(timm_environment.FOLDER)])
-    return next((own.version for own in found), "?")
+    return next((distribution.version for distribution in found), "?")
 
 
 def table() -> str:
@@ -31,9 +31,9 @@ def table() -> str:
     version = torch.__version__.partition("+")[0]
     lines += [f"| torch.nn | {name} | {attention} | {output} | {version} |" for name, attention, output in TORCH_NN]
     version = importlib.metadata.version("transformers")
-    for own in ARCHITECTURES:
-        output = f"`{own.output}`" if own.output else f"no: {own.no_output}"
-        lines.append(f"| transformers | {own.name} | {own.attention} | {output} | {version} |")
+    for architecture in ARCHITECTURES:
+        output = f"`{architecture.output}`" if architecture.output else f"no: {architecture.no_output}"
+        lines.append(f"| transformers | {architecture.name} | {architecture.attention} | {output} | {version} |")
     lines.append(f"| transformers | {', '.join(OUTSIDE)} | refused: outside the interface | - | {version} |")
     version = timm_version()
     classes = ", ".join(f"`{name}`" for name in FORMS if name not in OLDER)

@@ -14,7 +14,7 @@ import torch
 
 import multimax
 from multimax import plots
-from multimax.convert.seeing import seen
+from multimax.convert.observable import observable_attention
 from multimax.experiments.report.models import load
 from multimax.experiments.run import CONFIG, task_of
 from multimax.experiments.settings import Settings, read_json
@@ -36,7 +36,11 @@ def draw(sweep: Path, out: Path, seed: int) -> None:
 
     statistics = {}
     for label, model in models.items():
-        with torch.no_grad(), seen(model), multimax.metrics.collect(model, ("histogram", "rollout_discrepancy")) as own:
+        with (
+            torch.no_grad(),
+            observable_attention(model),
+            multimax.metrics.collect(model, ("histogram", "rollout_discrepancy")) as own,
+        ):
             model(pixel_values=pixels)
         statistics[label] = own
     attention = {}

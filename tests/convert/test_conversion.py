@@ -454,9 +454,9 @@ def test_leaving_what_cannot_be_converted():
 
 
 def test_an_error_halfway_leaves_the_model(monkeypatch):
-    from multimax.convert import torch_nn
+    from multimax.convert.torch_nn import CONVERTER
 
-    attach, calls = torch_nn.attach, []
+    attach, calls = CONVERTER.attach, []
 
     def broken(model, site, function, mark):
         calls.append(site.name)
@@ -466,7 +466,7 @@ def test_an_error_halfway_leaves_the_model(monkeypatch):
 
     model = encoder()
     before = state(model)
-    monkeypatch.setattr(torch_nn, "attach", broken)
+    monkeypatch.setattr(CONVERTER, "attach", broken)
     with pytest.raises(MemoryError):
         multimax.convert_(model)
     assert calls == ["layers.0.self_attn", "layers.1.self_attn"]
@@ -528,7 +528,7 @@ def test_a_library_that_is_not_in_the_model(monkeypatch):
 
     for name in ("transformers", "timm"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    monkeypatch.delitem(sys.modules, "multimax.convert.transformers", raising=False)
+    monkeypatch.delitem(sys.modules, "multimax.convert.transformers.library", raising=False)
     model = encoder()
     multimax.convert_(model)
     multimax.revert_(model)

@@ -100,15 +100,15 @@ def trainer(folder, model=None, **options):
     )
     model = model or language_model()
     groups = multimax.param_groups(model, lr=arguments.learning_rate, weight_decay=0.1)
-    own = Trainer(
+    made = Trainer(
         model,
         arguments,
         train_dataset=Counting(),
         eval_dataset=Counting(),
         optimizers=(torch.optim.AdamW(groups, lr=arguments.learning_rate), None),
     )
-    own.remove_callback(transformers.PrinterCallback)
-    return own
+    made.remove_callback(transformers.PrinterCallback)
+    return made
 
 
 def test_trainer_checkpoints_resume(tmp_path):
@@ -131,14 +131,14 @@ def test_trainer_checkpoints_resume(tmp_path):
 
 
 def test_trainer_loads_the_best_model(tmp_path):
-    own = trainer(
+    run = trainer(
         tmp_path, load_best_model_at_end=True, eval_strategy="steps", eval_steps=4, metric_for_best_model="loss"
     )
-    own.train()
-    assert own.state.best_model_checkpoint
-    best = multimax.from_pretrained(transformers.AutoModelForCausalLM, own.state.best_model_checkpoint)
+    run.train()
+    assert run.state.best_model_checkpoint
+    best = multimax.from_pretrained(transformers.AutoModelForCausalLM, run.state.best_model_checkpoint)
     for name, value in best.state_dict().items():
-        assert torch.equal(own.model.state_dict()[name], value), name
+        assert torch.equal(run.model.state_dict()[name], value), name
 
 
 def test_training_only_the_new_parameters(tmp_path):
@@ -146,8 +146,7 @@ def test_training_only_the_new_parameters(tmp_path):
     frozen = {name: p.clone() for name, p in model.named_parameters()}
     trained = multimax.train_only_reweighting_(model)
     assert trained.numel == 24
-    own = trainer(tmp_path, model)
-    own.train()
+    trainer(tmp_path, model).train()
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, frozen[name]) == (name not in trained.names), name
     trained.undo()

@@ -22,9 +22,9 @@ from architectures import ARCHITECTURES, OUTSIDE, ROTARY, SEQ2SEQ, SIZES, VISION
 from multimax.convert.sites import function_module, mark_of, marked
 from multimax.ops import kernels as ops
 
-BY_NAME = {own.name: own for own in ARCHITECTURES}
-GENERATING = [own.name for own in ARCHITECTURES if own.generates]
-PADDING = [own.name for own in ARCHITECTURES if own.pads]
+BY_NAME = {architecture.name: architecture for architecture in ARCHITECTURES}
+GENERATING = [architecture.name for architecture in ARCHITECTURES if architecture.generates]
+PADDING = [architecture.name for architecture in ARCHITECTURES if architecture.pads]
 
 
 @pytest.fixture(params=list(BY_NAME))
@@ -221,7 +221,7 @@ def test_padded_batches(name):
     assert (got.logits - model(**{**inputs, "attention_mask": torch.ones_like(mask)}).logits).abs().max() > 1e-4
 
 
-@pytest.mark.parametrize("name", [own.name for own in ARCHITECTURES if own.packs])
+@pytest.mark.parametrize("name", [architecture.name for architecture in ARCHITECTURES if architecture.packs])
 def test_packed_sequences(name):
     architecture = BY_NAME[name]
     original, model, _ = both(architecture)
@@ -286,8 +286,8 @@ def test_weights_when_asked_for(architecture):
     assert names
     for name in names:
         assert len(got[name]) == len(expected[name])
-        for own, other in zip(got[name], expected[name], strict=True):
-            torch.testing.assert_close(own, other, rtol=1e-5, atol=1e-6)
+        for value, other in zip(got[name], expected[name], strict=True):
+            torch.testing.assert_close(value, other, rtol=1e-5, atol=1e-6)
     assert (main_output(got) - main_output(expected)).abs().max() < 5e-6
 
 
@@ -305,12 +305,12 @@ def test_gradient_checkpointing(architecture, reentrant):
     again.gradient_checkpointing_enable({"use_reentrant": reentrant})
     if reentrant and "input_ids" in architecture.inputs():
         again.enable_input_require_grads()
-    for own in (model, again):
+    for either in (model, again):
         inputs = architecture.inputs()
         if reentrant and "pixel_values" in inputs:
             inputs["pixel_values"].requires_grad_()
         torch.manual_seed(0)
-        loss_of(own(**inputs)).backward()
+        loss_of(either(**inputs)).backward()
     for name, parameter in model.named_parameters():
         if parameter.grad is not None and again.get_parameter(name).grad is not None:
             torch.testing.assert_close(again.get_parameter(name).grad, parameter.grad)
@@ -323,10 +323,10 @@ def test_bfloat16(architecture):
     original, model, _ = both(architecture)
     inputs = {key: t.bfloat16() if t.is_floating_point() else t for key, t in architecture.inputs().items()}
     errors = []
-    for own in (original, model):
+    for either in (original, model):
         # as transformers loads a checkpoint with dtype=: what is to stay in float32 stays
-        own = copy.deepcopy(own).to(torch.bfloat16)
-        got = main_output(own(**inputs))
+        half = copy.deepcopy(either).to(torch.bfloat16)
+        got = main_output(half(**inputs))
         assert got.dtype == torch.bfloat16
         errors.append((got.float() - exact).square().mean().sqrt())
     assert errors[1] < 2 * errors[0]
@@ -370,7 +370,7 @@ def test_compile(name):
 
 # ---- the output layer ----
 
-WITH_OUTPUT = [own.name for own in ARCHITECTURES if own.output]
+WITH_OUTPUT = [architecture.name for architecture in ARCHITECTURES if architecture.output]
 
 
 @pytest.mark.parametrize("name", WITH_OUTPUT)
@@ -395,7 +395,7 @@ def test_output_layer(name):
     assert head.weight is model.get_submodule(architecture.output).weight
 
 
-@pytest.mark.parametrize("name", [own.name for own in ARCHITECTURES if not own.output])
+@pytest.mark.parametrize("name", [architecture.name for architecture in ARCHITECTURES if not architecture.output])
 def test_no_output_layer(name):
     architecture = BY_NAME[name]
     model = architecture.build()
@@ -489,17 +489,17 @@ def test_attnscale(tmp_path, heads):
     expected = original(**inputs).logits
     assert (model(**inputs).logits - expected).abs().max() < 2e-6
     groups = multimax.param_groups(model, lr=0.1, weight_decay=0.5)
-    own = [p for name, p in model.named_parameters() if name.endswith("omega")]
-    assert len(own) == 2
-    assert {id(p) for group in groups if group["weight_decay"] == 0 for p in group["params"]} >= {id(p) for p in own}
+    new = [p for name, p in model.named_parameters() if name.endswith("omega")]
+    assert len(new) == 2
+    assert {id(p) for group in groups if group["weight_decay"] == 0 for p in group["params"]} >= {id(p) for p in new}
     monitor = multimax.Monitor(model, per_head=True, measures=("multi_modality",))
     with monitor:
         model(**inputs).loss.backward()
     assert sum(name.endswith("/omega") and value == 0 for name, value in monitor.values.items()) == report.parameters
-    for parameter in own:
+    for parameter in new:
         assert (parameter.grad != 0).all()
     with torch.no_grad():
-        for n, parameter in enumerate(own):
+        for n, parameter in enumerate(new):
             parameter.copy_(3 + n + torch.arange(parameter.numel()).reshape(parameter.shape) / 4)
     moved = model(**inputs).logits
     assert (moved - expected).abs().max() > 1e-3
@@ -797,8 +797,8 @@ def test_from_pretrained_of_other_functions(tmp_path):
         again = multimax.from_pretrained(transformers.AutoModelForMaskedLM, tmp_path)
         inputs = BY_NAME["BERT"].inputs()
         assert torch.equal(again(**inputs).logits, model(**inputs).logits)
-        own = again.bert.encoder.layer[0].attention.self
-        assert str(function_module(own)) == str(function_module(model.bert.encoder.layer[0].attention.self))
+        layer = again.bert.encoder.layer[0].attention.self
+        assert str(function_module(layer)) == str(function_module(model.bert.encoder.layer[0].attention.self))
 
 
 def test_from_pretrained_errors(tmp_path):

@@ -23,7 +23,8 @@ from torch.overrides import _get_current_function_mode_stack as active_modes
 
 import multimax
 from multimax import reweighting
-from multimax.convert.timm import FORMS, REFUSED, output_names, sites
+from multimax.convert.outline import Outline
+from multimax.convert.timm import CONVERTER, FORMS, REFUSED
 from places import ROOT
 
 SOFTMAX = (Tensor.softmax, torch.softmax, F.softmax)
@@ -194,7 +195,7 @@ class Calls(TorchFunctionMode):
 
 
 def sigma(x: Tensor, coefs: Tensor, knots: Tensor) -> Tensor:
-    """The formula. Parameters a head, (H, N, 2), are for scores (..., H, queries, keys)."""
+    """The formula. Parameters per head, (H, N, 2), are for scores (..., H, queries, keys)."""
     result = x
     for n in range(coefs.shape[-2]):
         (c, e), (b, d) = (t[..., n, :, None, None].unbind(-3) for t in (coefs, knots))
@@ -203,7 +204,7 @@ def sigma(x: Tensor, coefs: Tensor, knots: Tensor) -> Tensor:
 
 
 class Formula(TorchFunctionMode):
-    """Softmax of sigma in the place of softmax, in timm's branch without fused attention, where what is masked is -100
+    """Softmax of sigma instead of softmax, in timm's branch without fused attention, where what is masked is -100
     lower."""
 
     def __init__(self, coefs: Tensor, knots: Tensor, masked: bool) -> None:
@@ -234,10 +235,10 @@ def by_formula(module: nn.Module, inputs: tuple[Any, ...], coefs: Tensor, knots:
 def move(module: nn.Module) -> list[multimax.MultiMax]:
     """Gives every MultiMax other parameters, such that most scores are modulated."""
     found = [m for m in module.modules() if isinstance(m, multimax.MultiMax)]
-    for own in found:
+    for function in found:
         with torch.no_grad():
-            own.coefs.copy_(torch.tensor([[-0.7, -0.4], [-0.05, 0.04]]) + 0.1 * torch.randn_like(own.coefs))
-            own.knots.copy_(torch.tensor([[0.2, 0.3], [-0.1, 0.5]]) + 0.1 * torch.randn_like(own.knots))
+            function.coefs.copy_(torch.tensor([[-0.7, -0.4], [-0.05, 0.04]]) + 0.1 * torch.randn_like(function.coefs))
+            function.knots.copy_(torch.tensor([[0.2, 0.3], [-0.1, 0.5]]) + 0.1 * torch.randn_like(function.knots))
     return found
 
 
@@ -267,8 +268,8 @@ def test_identity_is_the_same_and_reverts(known_as: str) -> None:
     assert calls.count == 0
     size = max(1.0, expected.abs().max().item())
     assert (out - expected).abs().max() < 2e-6 * size
-    own = [p for name, p in module.named_parameters() if not name.startswith("multimax")]
-    g, wanted = gradients(out, inputs[0], *own), gradients(expected, inputs[0], *original.parameters())
+    kept = [p for name, p in module.named_parameters() if not name.startswith("multimax")]
+    g, wanted = gradients(out, inputs[0], *kept), gradients(expected, inputs[0], *original.parameters())
     assert (g - wanted).norm() <= 1e-5 * wanted.norm()
 
     multimax.revert_(module)
@@ -285,15 +286,15 @@ def test_formula(known_as: str) -> None:
     module, inputs = made(known_as)
     original = copy.deepcopy(module)
     multimax.convert_(module)
-    (own,) = move(module)
+    (function,) = move(module)
     out = outputs(module, inputs)
-    coefs, knots = (t.detach().double().requires_grad_() for t in (own.coefs, own.knots))
+    coefs, knots = (t.detach().double().requires_grad_() for t in (function.coefs, function.knots))
     expected = by_formula(original, inputs, coefs, knots)
     softmax = outputs(original, inputs)
     size = expected.abs().max()
     assert (softmax - expected).abs().max() > 1e-3 * size  # that it makes a difference
     assert (out - expected).abs().max() < 1e-5 * size
-    g, wanted = gradients(out, own.coefs, own.knots), gradients(expected, coefs, knots)
+    g, wanted = gradients(out, function.coefs, function.knots), gradients(expected, coefs, knots)
     assert (g - wanted).norm() <= 1e-4 * wanted.norm()
 
 
@@ -302,11 +303,11 @@ def test_formula_with_parameters_a_head(known_as: str) -> None:
     module, inputs = made(known_as)
     original = copy.deepcopy(module)
     multimax.convert_(module, per_head=True)
-    (own,) = move(module)
+    (function,) = move(module)
     heads = getattr(original, FORMS[known_as].heads or "")
     assert heads > 1
-    assert own.coefs.shape == (heads, 2, 2)
-    expected = by_formula(original, inputs, own.coefs.detach().double(), own.knots.detach().double())
+    assert function.coefs.shape == (heads, 2, 2)
+    expected = by_formula(original, inputs, function.coefs.detach().double(), function.knots.detach().double())
     assert (outputs(module, inputs) - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
@@ -321,7 +322,7 @@ def test_no_parameters_a_head_where_heads_are_elsewhere(known_as: str) -> None:
 def test_masks_come_after_sigma(kind: str) -> None:
     module = timm.layers.Attention(32, 4).eval()
     multimax.convert_(module)
-    (own,) = move(module)
+    (function,) = move(module)
     x, part = randn(2, 7, 32), torch.rand(2, 1, 7, 7) < 0.7
     part[..., 0] = True
     numbers = torch.where(part, randn(2, 1, 7, 7), -torch.inf)
@@ -329,7 +330,7 @@ def test_masks_come_after_sigma(kind: str) -> None:
         part = torch.ones(7, 7, dtype=torch.bool).tril()
     q, k, v = module.qkv(x).reshape(2, 7, 3, 4, 8).permute(2, 0, 3, 1, 4).double()
     scores = q @ k.mT / math.sqrt(8)
-    s = sigma(scores, own.coefs.double(), own.knots.double())
+    s = sigma(scores, function.coefs.double(), function.knots.double())
     s = s + numbers if kind == "numbers" else s.masked_fill(~part, -torch.inf)
     expected = module.proj((s.softmax(-1) @ v).transpose(1, 2).reshape(2, 7, 32).float())
     options = {"bool": {"attn_mask": part}, "numbers": {"attn_mask": numbers}, "causal": {"is_causal": True}}[kind]
@@ -341,9 +342,9 @@ def test_nothing_comes_from_outside_a_shifted_window(known_as: str) -> None:
     """Before sigma, the -100 of the mask would be lifted by a flat lower slope, and be hardly lower than the rest."""
     module, (x, mask) = made(known_as)
     multimax.convert_(module)
-    own = module.multimax
+    function = module.multimax
     with torch.no_grad():
-        own.coefs.copy_(torch.tensor([[0.99, 0.0], [0.0, 0.0]]))
+        function.coefs.copy_(torch.tensor([[0.99, 0.0], [0.0, 0.0]]))
     x.requires_grad_()
     module(x, mask)[1, 2].sum().backward()
     part = mask[1, 2] == 0
@@ -404,7 +405,7 @@ def test_models(name: str) -> None:
     assert [layer.name for layer in report if layer.kind == "attention"] == names
     assert [layer.name for layer in report if layer.kind == "output"] == heads
     assert not report.left
-    assert {f"{n}.multimax.{own}" for n in names + heads for own in ("coefs", "knots")} == (
+    assert {f"{n}.multimax.{parameter}" for n in names + heads for parameter in ("coefs", "knots")} == (
         set(model.state_dict()) - set(before)
     )
     with Calls() as calls:
@@ -429,8 +430,10 @@ def test_the_papers_models_and_published_checkpoints(name: str) -> None:
     for place in ("blocks.0.attn.", "blocks.1.attn.", ""):
         published |= {f"{place}ranges": 0.3 * randn(4), f"{place}ts": 0.3 * randn(4)}
     state = multimax.from_published(published)
-    for own in ("coefs", "knots"):
-        state[f"head.multimax.{own}"] = state.pop(f"multimax.{own}")  # the model's own are those of its output
+    for parameter in ("coefs", "knots"):
+        state[f"head.multimax.{parameter}"] = state.pop(
+            f"multimax.{parameter}"
+        )  # the model's own are those of its output
     model.load_state_dict(state)
     out = model(images)
 
@@ -634,7 +637,7 @@ def test_what_is_not_plain_is_refused_by_name(name: str, options: Any, layers: l
     with pytest.raises(ValueError, match=f"'{layers[0]}': .*{words}") as error:
         multimax.convert_(model)
     assert all(f"'{layer}'" in str(error.value) for layer in layers)
-    assert [site.name for site in sites(model) if site.why_not] == layers
+    assert [site.name for site in CONVERTER.sites(Outline(model)) if site.why_not] == layers
 
 
 def test_what_is_plain_beside_it() -> None:
@@ -670,7 +673,7 @@ class Other(nn.Module):
 
 def test_attention_that_is_not_known_is_refused(newer: ModuleType) -> None:
     model = nn.Sequential(newer.Other(), newer.Mixer(), timm.layers.Attention(32, 4))
-    assert [(site.name, site.why_not) for site in sites(model)] == [
+    assert [(site.name, site.why_not) for site in CONVERTER.sites(Outline(model))] == [
         ("1", "timm's Mixer is not known to be plain softmax attention"),
         ("2", None),
     ]
@@ -729,11 +732,11 @@ def test_output_layers() -> None:
         "swin_tiny_patch4_window7_224": ["head.fc"],
     }
     for name, expected in names.items():
-        assert output_names(model_of(name)[0]) == expected
+        assert CONVERTER.output_names(Outline(model_of(name)[0])) == expected
     without = timm.create_model("deit_tiny_patch16_224", num_classes=0, depth=1)
     with pytest.raises(ValueError, match="got none that could be found"):
         multimax.convert_(without, where=("output",))
-    assert output_names(Around(model_of("deit_tiny_patch16_224")[0])) == []
+    assert CONVERTER.output_names(Outline(Around(model_of("deit_tiny_patch16_224")[0]))) == []
     with pytest.raises(ValueError, match=r"'head.0': .*mean of several"):
         multimax.convert_(model_of("crossvit_tiny_240")[0], where=("output",))
     with pytest.raises(ValueError, match=r"'head': .*aux_head"):

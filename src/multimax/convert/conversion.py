@@ -1,57 +1,42 @@
-"""Another function in the place of softmax, in models as people have them."""
+"""Another function instead of softmax, in models as people have them: the two public functions."""
 
-import importlib
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from multimax.convert import heads, verification
-from multimax.convert.functions import Recipe, from_description, name_of
+from multimax.convert.library import HEADS, KNOWN, Library, converter, in_use
 from multimax.convert.loading import allow_softmax, forbid_softmax
-from multimax.convert.own_code import computes_softmax, package
+from multimax.convert.outline import Outline, around, within
+from multimax.convert.recipe import Recipe, from_description, name_of
 from multimax.convert.report import Layer, Report
-from multimax.convert.sites import KINDS, Mark, Site, class_name, function_module, marked, set_mark, within
+from multimax.convert.sites import KINDS, Converted, Mark, Site, class_name, function_module, marked_in, set_mark
+from multimax.convert.softmax_code import computes_softmax, package
 from multimax.ops import checks
 from multimax.reweighting.layer import MultiMax
 from multimax.reweighting.registry import Reweighter
 
-# In this order: what one has found, the next leaves alone.
-LIBRARIES = ("transformers", "timm", "torch_nn")
-HEADS = "heads"  # what stands for a library where an output layer is converted
 LIKE_ATTENTION = re.compile("Attention|Attn")
 ROOT = "_multimax_root"  # on the module that convert_ was given
 WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "OptimizedModule", "DataParallel", "FSDPModule")
 
 
-def _library(name: str) -> ModuleType:
-    return importlib.import_module(f"multimax.convert.{name}")
-
-
-def _in_use(model: nn.Module) -> list[ModuleType]:
-    """The libraries that classes in the model are from."""
-    packages = {package(own) for module in model.modules() for own in type(module).__mro__}
-    return [_library(name) for name in LIBRARIES if name == "torch_nn" or name in packages]
-
-
-def _check_model(model: object) -> None:
-    checks.module(model)
-    assert isinstance(model, nn.Module)
-    for name, module in model.named_modules():
-        for own in type(module).__mro__:
-            if own.__name__ in WRAPPERS and own.__module__.startswith("torch."):
-                where = f"{name!r} in {own.__name__}" if name else own.__name__
+def _check_not_wrapped(outline: Outline) -> None:
+    for module_type, name in outline.types.items():
+        for cls in module_type.__mro__:
+            if cls.__name__ in WRAPPERS and cls.__module__.startswith("torch."):
+                where = f"{name!r} in {cls.__name__}" if name else cls.__name__
                 raise ValueError(
                     f"multimax: expected a model that is not wrapped yet, got {where}; convert it first, then wrap it "
                     "and give the new parameters to the optimizer"
                 )
 
 
-def _check_not_converted(model: nn.Module) -> None:
-    names = [name for name, _, _ in marked(model)]
+def _check_not_converted(outline: Outline) -> None:
+    names = [layer.name for layer in marked_in(outline)]
     if names:
         raise ValueError(
             f"multimax: expected a model that is not converted yet, got one with {', '.join(map(repr, names))} "
@@ -59,77 +44,76 @@ def _check_not_converted(model: nn.Module) -> None:
         )
 
 
-def _check_not_shared(model: nn.Module, sites: Collection[Site]) -> None:
-    names: dict[int, list[str]] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
-        names.setdefault(id(module), []).append(name)
-    for site in sites:
-        if len(names[id(site.module)]) > 1:
+def _check_not_shared(outline: Outline, sites: Collection[Site]) -> None:
+    for site in sites if outline.repeated else ():
+        if outline.repeated & around([site.name]):
+            everywhere = outline.model.named_modules(remove_duplicate=False)
+            names = [name for name, module in everywhere if module is site.module]
             raise ValueError(
                 "multimax: expected layers in one place each, got one module as "
-                f"{', '.join(map(repr, names[id(site.module)]))}; give each place its own, by copy.deepcopy"
+                f"{', '.join(map(repr, names))}; give each place its own, by copy.deepcopy"
             )
 
 
-def _all_sites(model: nn.Module, where: Collection[str], output: str | None) -> list[Site]:
-    found: dict[int, Site] = {}
-    for library in _in_use(model):
-        outer = [site.name for site in found.values()]
-        for site in library.sites(model):
-            if not any(site.name != name and within(site.name, name) for name in outer):
-                found.setdefault(id(site.module), site)
-    for site in _in_own_code(model, [site.name for site in found.values()]):
-        found[id(site.module)] = site
+def _sites(outline: Outline, libraries: list[Library], where: Collection[str], output: str | None) -> list[Site]:
+    """The places of these kinds."""
+    found = {site.name: site for site in _attention_sites(outline, libraries)} if "attention" in where else {}
     if "output" in where:
-        for site in _output_sites(model, output):
-            found[id(site.module)] = site
-    return [site for site in found.values() if site.kind in where]
+        found |= {site.name: site for site in _output_sites(outline, libraries, output)}
+    return list(found.values())
 
 
-def _in_own_code(model: nn.Module, known: list[str]) -> Iterator[Site]:
-    """Modules that look like attention, and compute softmax where nothing can be put in its place."""
-    for name, module in model.named_modules():
-        own = type(module)
-        if package(own) in ("torch", "multimax", "timm") or not LIKE_ATTENTION.search(own.__name__):
-            continue
-        if not any(within(name, other) or within(other, name) for other in known) and computes_softmax(own):
-            why_not = f"{own.__name__} computes softmax in its own code; call multimax.multimax_attention in it"
-            if package(own) == "transformers":
-                why_not = f"{own.__name__} does not use transformers' attention interface"
-            yield Site(name, module, "attention", "", None, why_not)
+def _attention_sites(outline: Outline, libraries: list[Library]) -> list[Site]:
+    found: dict[str, Site] = {}
+    for library in libraries:
+        known = set(found)
+        for site in library.sites(outline):
+            if not known & around([site.name]):
+                found[site.name] = site
+    return [*found.values(), *_sites_in_code(outline, libraries, set(found))]
 
 
-def _output_sites(model: nn.Module, output: str | None) -> list[Site]:
+def _sites_in_code(outline: Outline, libraries: list[Library], known: set[str]) -> Iterator[Site]:
+    """Modules that look like attention, and compute softmax where it cannot be replaced."""
+    suspects = {
+        cls
+        for cls in outline.types
+        if LIKE_ATTENTION.search(cls.__name__) and package(cls) not in ("torch", "multimax")
+    }
+    outer = around(known)
+    for name, module in outline.modules.items():
+        cls = type(module)
+        if cls in suspects and name not in outer and not known & around([name]) and computes_softmax(cls):
+            reasons = [library.why_not_in_code(cls) for library in libraries]
+            usual = f"{cls.__name__} computes softmax in its own code; call multimax.multimax_attention in it"
+            yield Site(name, module, "attention", "", None, next(filter(None, reasons), usual))
+
+
+def _output_sites(outline: Outline, libraries: list[Library], output: str | None) -> list[Site]:
     if output is not None:
-        modules = dict(model.named_modules())
-        if output not in modules:
+        if output not in outline.modules:
             raise ValueError(f"multimax: expected output to be the full name of a layer, got {output!r}")
         names = [output]
     else:
         names = []
-        for library in _in_use(model):
-            names = names or library.output_names(model)
+        for library in libraries:
+            names = names or library.output_names(outline)
         if not names:
             raise ValueError(
-                f"multimax: expected an output layer in {type(model).__name__}, got none that could be found; give the "
-                'full name of its last linear layer as output="..."'
+                f"multimax: expected an output layer in {type(outline.model).__name__}, got none that could be found; "
+                'give the full name of its last linear layer as output="..."'
             )
     found = []
     for name in names:
-        module = model.get_submodule(name)
+        module = outline.modules[name]
         reason = heads.why_not(module)
-        for outer, inner in _around(model, name):
-            for library in _in_use(model):
+        parts = name.split(".")
+        for n in range(len(parts)):  # the modules around it, from the outside, and its name in each
+            outer, inner = outline.modules[".".join(parts[:n])], ".".join(parts[n:])
+            for library in libraries:
                 reason = reason or library.why_not_output(outer, inner)
         found.append(Site(name, module, "output", HEADS, None, reason))
     return found
-
-
-def _around(model: nn.Module, name: str) -> Iterator[tuple[nn.Module, str]]:
-    """The modules around a layer, from the outside, with the layer's name in each."""
-    parts = name.split(".")
-    for n in range(len(parts)):
-        yield model.get_submodule(".".join(parts[:n])), ".".join(parts[n:])
 
 
 def _chosen(
@@ -179,8 +163,8 @@ def _why_not(site: Site, recipe: Recipe) -> str | None:
 
 def _device_and_dtype(module: nn.Module, model: nn.Module) -> tuple[torch.device, torch.dtype]:
     """Where a layer's new parameters belong. In half precision they would hardly move: they are float32 beside it."""
-    for own in (module, model):
-        parameter = next((p for p in own.parameters() if p.is_floating_point()), None)
+    for owner in (module, model):
+        parameter = next((p for p in owner.parameters() if p.is_floating_point()), None)
         if parameter is not None:
             return parameter.device, torch.float64 if parameter.dtype == torch.float64 else torch.float32
     return torch.device("cpu"), torch.get_default_dtype()
@@ -200,27 +184,27 @@ def convert_(
     strict: bool = True,
     probe: Mapping[str, Any] | Tensor | None = None,
 ) -> Report:
-    r"""Puts MultiMax, or another reweighting function, in the place of softmax in a model, in place.
+    r"""Replaces softmax in a model by MultiMax, or by another reweighting function, in place.
 
     .. math:: \operatorname{softmax}(x) \to \operatorname{softmax}(\sigma(x))
 
     Models of torch.nn, transformers and timm, or any that are built from their attention modules: see docs/convert.md
     for what is known to work. With ``init="identity"`` the converted model computes what it did before; training then
-    moves the new parameters, eight scalars a layer. Convert before the model is compiled, wrapped for distributed
+    moves the new parameters, eight scalars per layer. Convert before the model is compiled, wrapped for distributed
     training, or given to an optimizer.
 
-    The first forward checks that it came to every converted layer, and raises if it did not: an architecture that
-    computes softmax elsewhere is not left with it unnoticed. ``probe`` does so at once.
+    The first forward checks that it came to every converted layer, and raises if it did not, so that no layer silently
+    keeps softmax. ``probe`` does so at once.
 
     Args:
         model: changed in place; its modules, weights and hooks stay the same objects.
         where: "attention", "output", or both. In the output layer the logits are modulated, so that the model's own
             loss, sampling and search work with MultiMax.
         reweight: a name of :mod:`multimax.reweighting`, or one of its modules (``reweighting.TopK(8)``), of which every
-            layer gets a copy. A mapping gives attention and output a function each:
+            layer gets a copy. A mapping names one function for attention and one for the output:
             ``{"attention": "entmax15", "output": "multimax"}``.
         order: order of sigma, see :class:`MultiMax`.
-        per_head: parameters for each head of attention, not one set for all.
+        per_head: one set of parameters per head of attention, not one for all.
         init: initial parameters, see :class:`MultiMax`.
         layers: full names of the layers to convert, or of modules around them; all unless given.
         filter_fn: called as ``filter_fn(module, name)``, true for layers to convert.
@@ -244,22 +228,25 @@ def convert_(
         >>> torch.allclose(model(x), expected, atol=1e-6)
         True
     """
-    _check_model(model)
+    checks.module(model)
+    outline = Outline(model)
+    _check_not_wrapped(outline)
     where = _checked_where(where)
     if output is not None and "output" not in where:
         raise ValueError(f"multimax: expected output={output!r} with 'output' in where, got where={where!r}")
     if probe is not None:
         verification.check_probe(probe)
     recipes = _recipes(where, reweight, order, per_head, init)
-    _check_not_converted(model)
-    sites = _all_sites(model, where, output)
+    _check_not_converted(outline)
+    libraries = in_use(outline)
+    sites = _sites(outline, libraries, where, output)
     if not sites:
         raise ValueError(
             f"multimax: expected softmax attention in {type(model).__name__}, got none that could be found: "
-            "nn.MultiheadAttention, nn.Softmax, and the attention modules of transformers and timm are known"
+            f"{KNOWN} are known"
         )
     chosen, others = _chosen(sites, layers, filter_fn)
-    _check_not_shared(model, chosen)
+    _check_not_shared(outline, chosen)
     reasons = {site.name: reason for site in chosen if (reason := _why_not(site, recipes[site.kind]))}
     if reasons and (strict or len(reasons) == len(chosen)):
         words = "; ".join(f"{name!r}: {reason}" for name, reason in reasons.items())
@@ -269,7 +256,7 @@ def convert_(
     functions = [recipes[site.kind].make(site.heads) for site in chosen]
     left = [Layer(s.name, s.kind, class_name(s.module), why_left="not asked for") for s in others]
     left += [Layer(s.name, s.kind, class_name(s.module), why_left=reasons[s.name]) for s in sites if s.name in reasons]
-    return Report(_apply(model, chosen, functions, probe), tuple(left))
+    return Report(_apply(outline, libraries, chosen, functions, probe=probe), tuple(left))
 
 
 def _recipes(
@@ -293,44 +280,49 @@ def _recipes(
             f"{reweight.get('attention', 'none')!r}; give a module with the heads it has"
         )
     if "multimax" not in reweight.values():
-        return {kind: Recipe(own, order, per_head, init) for kind, own in reweight.items()}
+        return {kind: Recipe(wanted, order, per_head, init) for kind, wanted in reweight.items()}
     return {
-        kind: Recipe(own, order, per_head and kind == "attention", init) if own == "multimax" else Recipe(own)
-        for kind, own in reweight.items()
+        kind: Recipe(wanted, order, per_head and kind == "attention", init) if wanted == "multimax" else Recipe(wanted)
+        for kind, wanted in reweight.items()
     }
 
 
-def _apply(model: nn.Module, sites: list[Site], functions: list[nn.Module], probe: Any) -> tuple[Layer, ...]:
+def _apply(
+    outline: Outline, libraries: list[Library], sites: list[Site], functions: list[nn.Module], *, probe: Any = None
+) -> tuple[Layer, ...]:
     """Does what was planned, all of it or nothing."""
-    converted = []
+    model = outline.model
     model.__dict__[ROOT] = True
     try:
-        for site, function in zip(sites, functions, strict=True):
-            converted.append(_attach(model, site, function))
-        for library in _in_use(model):
-            library.finish(model)
+        converted = [_attach(outline, site, function) for site, function in zip(sites, functions, strict=True)]
+        for library in libraries:
+            library.finish(outline, converted)
         allow_softmax(model)
-        heads.watch_heads(model)
-        verification.expect(model)
+        heads.watch_heads(model, converted)
+        verification.expect(outline, libraries, converted)
         if probe is not None:
             verification.probe(model, probe)
     except BaseException:
         _revert_root(model, "")
         raise
-    return tuple(converted)
+    return tuple(
+        Layer(layer.name, layer.mark.kind, layer.mark.was, str(function), sum(p.numel() for p in function.parameters()))
+        for layer, function in zip(converted, functions, strict=True)
+    )
 
 
-def convert_as_described(model: nn.Module, described: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
-    """Converts the layers that a configuration names: for each kind, what :func:`functions.describe` said by name."""
+def convert_as_described(outline: Outline, described: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
+    """Converts the layers that a configuration names: for each kind, what :func:`recipe.describe` said by name."""
     wanted = {name: description for kind in KINDS for name, description in described[kind].items()}
-    sites = {site.name: site for site in _all_sites(model, ("attention",), None)}
+    libraries = in_use(outline)
+    sites = {site.name: site for site in _attention_sites(outline, libraries)}
     for name in described["output"]:
-        sites[name] = Site(name, model.get_submodule(name), "output", HEADS)
+        sites[name] = Site(name, outline.modules[name], "output", HEADS)
     missing = [name for name in wanted if name not in sites]
     if missing:
         raise ValueError(
-            f"multimax: expected {', '.join(map(repr, missing))} in {type(model).__name__}, as the configuration says, "
-            "got no such layer that can be converted; load it as the class it was saved from"
+            f"multimax: expected {', '.join(map(repr, missing))} in {type(outline.model).__name__}, as the "
+            "configuration says, got no such layer that can be converted; load it as the class it was saved from"
         )
     reasons = {name: sites[name].why_not or heads.why_not(sites[name].module) for name in described["output"]}
     reasons |= {name: sites[name].why_not for name in described["attention"]}
@@ -338,7 +330,7 @@ def convert_as_described(model: nn.Module, described: Mapping[str, Mapping[str, 
         if reason:
             raise ValueError(f"multimax: expected a layer that can be converted, got {name!r}: {reason}")
     functions = [from_description(description) for description in wanted.values()]
-    _apply(model, [sites[name] for name in wanted], functions, None)
+    _apply(outline, libraries, [sites[name] for name in wanted], functions)
 
 
 def _checked_where(where: object) -> tuple[str, ...]:
@@ -352,20 +344,19 @@ def _checked_where(where: object) -> tuple[str, ...]:
     return tuple(kinds)
 
 
-def _attach(model: nn.Module, site: Site, function: nn.Module) -> Layer:
-    device, dtype = _device_and_dtype(site.module, model)
-    if any(own.is_meta for own in function.parameters()):  # its values are still to come, as all of the model's
+def _attach(outline: Outline, site: Site, function: nn.Module) -> Converted:
+    device, dtype = _device_and_dtype(site.module, outline.model)
+    if any(parameter.is_meta for parameter in function.parameters()):  # values are still to come, as all of the model's
         device = torch.device("meta")
     function.to(device=device, dtype=dtype).train(site.module.training)
-    mark = Mark(site.library, site.kind, class_name(site.module))
+    mark = Mark(site.converter, site.kind, class_name(site.module))
     set_mark(site.module, mark)  # first: what fails halfway is taken back by it
-    if site.library == HEADS:
-        heads.attach_head(site.module, function)
-    elif (new := _library(site.library).attach(model, site, function, mark)) is not site.module:
+    module = converter(site.converter).attach(outline.model, site, function, mark)
+    if module is not site.module:
         set_mark(site.module, None)
-        set_mark(new, mark)
-    parameters = sum(p.numel() for p in function.parameters())
-    return Layer(site.name, site.kind, mark.was, str(function), parameters)
+        set_mark(module, mark)
+        outline.modules[site.name] = module
+    return Converted(site.name, module, mark)
 
 
 def revert_(model: nn.Module) -> Report:
@@ -387,8 +378,9 @@ def revert_(model: nn.Module) -> Report:
         <class 'torch.nn.modules.activation.MultiheadAttention'>
     """
     checks.module(model)
-    roots = [(name, module) for name, module in model.named_modules() if module.__dict__.get(ROOT)]
-    if not roots and next(marked(model), None) is not None:
+    outline = Outline(model)
+    roots = [(name, module) for name, module in outline.modules.items() if module.__dict__.get(ROOT)]
+    if not roots and marked_in(outline):
         raise ValueError(
             "multimax: expected the whole model that was converted, got a part of it; revert the whole, and convert it "
             "again with layers= or filter_fn="
@@ -400,20 +392,18 @@ def revert_(model: nn.Module) -> Report:
 
 def _revert_root(model: nn.Module, prefix: str) -> list[Layer]:
     """Of the very module that was converted."""
-    verification.forget(model)
+    outline = Outline(model)
+    verification.forget(outline)
     forbid_softmax(model)
     heads.forget_heads(model)
     layers = []
-    for name, module, mark in list(marked(model)):
+    for name, module, mark in marked_in(outline):
         function = function_module(module) or module
         now = name_of(function) if isinstance(function, MultiMax | Reweighter) else mark.was
-        if mark.library == HEADS:
-            heads.detach_head(module)
-        else:
-            _library(mark.library).detach(model, name, module)
+        converter(mark.converter).detach(model, name, module)
         set_mark(module, None)
         layers.append(Layer(f"{prefix}.{name}".strip("."), mark.kind, now, mark.was))
     del model.__dict__[ROOT]
-    for library in _in_use(model):
-        library.finish(model)
+    for library in in_use(outline):
+        library.finish(outline, [])
     return layers

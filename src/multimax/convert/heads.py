@@ -5,7 +5,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from multimax.convert.sites import mark_of, marked, put_function, take_function
+from multimax.convert.library import HEADS, Converter
+from multimax.convert.sites import Converted, Mark, Site, mark_of, put_function, take_function
 from multimax.nn.output import MultiMaxHead
 from multimax.reweighting import Softmax
 from multimax.reweighting.layer import MultiMax
@@ -56,21 +57,29 @@ def why_not(module: nn.Module) -> str | None:
     return None
 
 
-def attach_head(module: nn.Module, function: nn.Module) -> None:
-    """Makes a linear layer a head with this function, in place: the same object, weight and bias."""
-    module.__class__ = MultiMaxHead if isinstance(function, MultiMax) else TemperatureHead
-    put_function(module, function)
+class HeadConverter(Converter):
+    """Makes a linear layer a head with a function, in place: the same object, weight and bias."""
+
+    name = HEADS
+
+    def attach(self, model: nn.Module, site: Site, function: nn.Module, mark: Mark) -> nn.Module:
+        """Gives it the function and the class that uses it."""
+        site.module.__class__ = MultiMaxHead if isinstance(function, MultiMax) else TemperatureHead
+        put_function(site.module, function)
+        return site.module
+
+    def detach(self, model: nn.Module, name: str, module: nn.Module) -> None:
+        """Makes it a linear layer again."""
+        take_function(module)
+        module.__class__ = nn.Linear
 
 
-def detach_head(module: nn.Module) -> None:
-    """Makes it a linear layer again."""
-    take_function(module)
-    module.__class__ = nn.Linear
+CONVERTER = HeadConverter()
 
 
 class SameHeads:
-    """A forward pre-hook of a converted model: ``resize_token_embeddings`` of transformers, or ``reset_classifier`` of
-    timm, put a new output layer in the place of the converted one.
+    """A forward pre-hook of a converted model: what resizes a vocabulary, or changes the number of classes, replaces
+    the converted output layer by a new one.
 
     Args:
         names: full names of the output layers.
@@ -90,9 +99,9 @@ class SameHeads:
                 )
 
 
-def watch_heads(model: nn.Module) -> None:
+def watch_heads(model: nn.Module, converted: list[Converted]) -> None:
     """Has every forward look whether the output layers are still there."""
-    names = tuple(name for name, _, mark in marked(model) if mark.kind == "output")
+    names = tuple(layer.name for layer in converted if layer.mark.kind == "output")
     if names:
         model.register_forward_pre_hook(SameHeads(names))
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from multimax.convert.functions import describe, from_description
+from multimax.convert.recipe import describe, from_description
 from multimax.reweighting.layer import MultiMax, state_as_softmax
 from multimax.reweighting.registry import Reweighter
 
@@ -15,18 +15,18 @@ def _softmax_if_missing(model: nn.Module, state_dict: dict[str, Tensor], prefix:
     functions = {
         n: m for n, m in model.named_modules(prefix=prefix.rstrip(".")) if isinstance(m, MultiMax | Reweighter)
     }
-    own = {key: (name, m) for name, m in functions.items() for key in m.state_dict(prefix=f"{name}.")}
-    if not own or any(key in state_dict for key in own):
+    new_keys = {key for name, m in functions.items() for key in m.state_dict(prefix=f"{name}.")}
+    if not new_keys or any(key in state_dict for key in new_keys):
         return
     there: dict[int | str, bool] = {}  # tied weights, of which files may hold one, count as one
     for key, value in model.state_dict(prefix=prefix, keep_vars=True).items():
-        if key not in own:
+        if key not in new_keys:
             same = id(value) if isinstance(value, Tensor) else key
             there[same] = there.get(same, False) or key in state_dict
     if not there or not all(there.values()):
         return
     for name, module in functions.items():
-        meta = any(own.is_meta for own in module.parameters())  # there are no values yet
+        meta = any(parameter.is_meta for parameter in module.parameters())  # there are no values yet
         values = state_as_softmax(from_description(describe(module)) if meta else module)
         state_dict.update({f"{name}.{key}": value for key, value in values.items()})
 

@@ -1,11 +1,11 @@
 """A place where a model has softmax, and what is said of it once it is converted."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
+from multimax.convert.outline import Outline
 from multimax.reweighting.layer import MultiMax
 from multimax.reweighting.registry import Reweighter
 
@@ -22,7 +22,7 @@ class Site:
         name: full name in the model.
         module: the module.
         kind: "attention" or "output".
-        library: the file of this package that converts it.
+        converter: name of what converts it, see library.py.
         heads: number of attention heads, if known.
         why_not: why it cannot be converted; None if it can.
         only: names of the functions that can stand in it; all, if empty.
@@ -31,7 +31,7 @@ class Site:
     name: str
     module: nn.Module
     kind: str
-    library: str
+    converter: str
     heads: int | None = None
     why_not: str | None = None
     only: tuple[str, ...] = ()
@@ -42,18 +42,32 @@ class Mark:
     """What a converted module carries.
 
     Args:
-        library: the file of this package that converted it.
+        converter: name of what converted it, see library.py.
         kind: "attention" or "output".
         was: what it was, in words.
-        before: what its library needs to bring it back.
+        before: what is needed to bring it back.
         reached: whether a forward has come to its reweighting function.
     """
 
-    library: str
+    converter: str
     kind: str
     was: str
     before: dict[str, Any] = field(default_factory=dict)
     reached: bool = False
+
+
+class Converted(NamedTuple):
+    """A converted layer.
+
+    Args:
+        name: full name in the model.
+        module: the module that stands there now.
+        mark: what it carries.
+    """
+
+    name: str
+    module: nn.Module
+    mark: Mark
 
 
 def mark_of(module: nn.Module) -> Mark | None:
@@ -70,12 +84,14 @@ def set_mark(module: nn.Module, mark: Mark | None) -> None:
         module.__dict__[MARK] = mark
 
 
-def marked(model: nn.Module) -> Iterator[tuple[str, nn.Module, Mark]]:
-    """The converted modules of a model, with full names."""
-    for name, module in model.named_modules():
-        mark = mark_of(module)
-        if mark is not None:
-            yield name, module, mark
+def marked_in(outline: Outline) -> list[Converted]:
+    """The converted layers of a model."""
+    return [Converted(name, m, m.__dict__[MARK]) for name, m in outline.modules.items() if MARK in m.__dict__]
+
+
+def marked(model: nn.Module) -> list[Converted]:
+    """The same, for a single look at a model."""
+    return marked_in(Outline(model))
 
 
 def function_module(module: nn.Module) -> MultiMax | Reweighter | None:
@@ -89,9 +105,9 @@ def function_module(module: nn.Module) -> MultiMax | Reweighter | None:
 
 def function_of(module: nn.Module) -> MultiMax | Reweighter:
     """The function of a converted module: its child, or the module itself, where nn.Softmax was."""
-    found = function_module(module) or module
-    assert isinstance(found, MultiMax | Reweighter)
-    return found
+    function = function_module(module) or module
+    assert isinstance(function, MultiMax | Reweighter)
+    return function
 
 
 def put_function(module: nn.Module, function: nn.Module) -> None:
@@ -105,13 +121,8 @@ def take_function(module: nn.Module) -> None:
         module._modules.pop(name, None)
 
 
-def within(name: str, outer: str) -> bool:
-    """Whether a module is another one, or inside it, by their full names."""
-    return outer in (name, "") or name.startswith(f"{outer}.")
-
-
 def class_name(module: nn.Module) -> str:
     """The class with the library it is from: ``torch.nn.Linear``, ``transformers.BertSelfAttention``."""
-    own = type(module)
-    library = own.__module__.split(".")[0]
-    return f"torch.nn.{own.__name__}" if own.__module__.startswith("torch.nn.") else f"{library}.{own.__name__}"
+    cls = type(module)
+    package = cls.__module__.partition(".")[0]
+    return f"torch.nn.{cls.__name__}" if cls.__module__.startswith("torch.nn.") else f"{package}.{cls.__name__}"

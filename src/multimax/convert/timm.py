@@ -1,6 +1,6 @@
 """Models of timm: its attention modules run their own code, in which softmax is another function.
 
-A converted module has a class that is made from its own. Its forward is timm's, with every projection, norm, rotary
+A converted module has a class derived from the one it had. Its forward is timm's, with every projection, norm, rotary
 embedding and gate of the version that is installed; only the call of ``scaled_dot_product_attention``, or of softmax
 where timm has no fused branch, is redirected. A forward that does not come to exactly that call raises.
 
@@ -16,12 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from multimax.convert.own_code import computes_softmax, package
+from multimax.convert.library import Library
+from multimax.convert.outline import Outline
 from multimax.convert.sites import Mark, Site, function_module, mark_of, put_function, take_function
+from multimax.convert.softmax_code import computes_softmax, package
 from multimax.reweighting.blockwise import attention, weights_of
 from multimax.reweighting.registry import function_of
 
-LIBRARY = "timm"
 SOFTMAX = (Tensor.softmax, torch.softmax, F.softmax)
 
 
@@ -33,7 +34,7 @@ class Form(NamedTuple):
         bias: numbers that are given as the mask of scaled_dot_product_attention are a bias, part of the score.
         scores: softmax is called on scores that include any bias, for want of a fused branch, or of dropout in it.
         windows: the second argument of forward is the mask of shifted windows, which timm adds to the bias.
-        several: softmax is called several times in a forward, once a head.
+        several: softmax is called several times in a forward, once per head.
     """
 
     heads: str | None = "num_heads"
@@ -132,17 +133,17 @@ REFUSED = {
 }
 
 
-def _known_as(own: type) -> str:
+def _known_as(cls: type) -> str:
     """A class's place in timm, as in the tables."""
-    return f"{own.__module__}.{own.__qualname__}".removeprefix("timm.")
+    return f"{cls.__module__}.{cls.__qualname__}".removeprefix("timm.")
 
 
-def _is_timm(own: type) -> bool:
-    return package(own) == "timm"
+def _is_timm(cls: type) -> bool:
+    return package(cls) == "timm"
 
 
 class Redirect(TorchFunctionMode):
-    """While it is active, and in this thread, another function in the place of softmax.
+    """While it is active, and in this thread, another function runs instead of softmax.
 
     Args:
         function: the module with the function.
@@ -184,6 +185,7 @@ class Redirect(TorchFunctionMode):
         attn_mask: Tensor | None = None,
         dropout_p: float = 0.0,
         is_causal: bool = False,
+        *,
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
@@ -220,13 +222,13 @@ class Redirect(TorchFunctionMode):
 
 
 class Reweighted(nn.Module):
-    """What a converted attention module has before its own class."""
+    """The base class of converted attention modules, before the class that each had."""
 
     original: ClassVar[type[nn.Module]]
     form: ClassVar[Form]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As timm computes it, with another function in the place of softmax."""
+        """As timm computes it, with another function instead of softmax."""
         return self._redirected(None, *args, **kwargs)
 
     def _redirected(self, mask: Tensor | None, *args: Any, **kwargs: Any) -> Any:
@@ -256,88 +258,88 @@ class ReweightedWindows(Reweighted):
 
 
 @cache
-def _reweighted(own: type[nn.Module]) -> type[nn.Module]:
+def _reweighted(cls: type[nn.Module]) -> type[nn.Module]:
     """The class of a converted module."""
-    form = FORMS[_known_as(own)]
+    form = FORMS[_known_as(cls)]
     base = ReweightedWindows if form.windows else Reweighted
-    return type(f"Reweighted{own.__name__}", (base, own), {"original": own, "form": form, "__doc__": base.__doc__})
+    return type(f"Reweighted{cls.__name__}", (base, cls), {"original": cls, "form": form, "__doc__": base.__doc__})
 
 
-def _empty(own: type[nn.Module]) -> nn.Module:
-    made = _reweighted(own)  # type: ignore[arg-type]
+def _empty(cls: type[nn.Module]) -> nn.Module:
+    made = _reweighted(cls)  # type: ignore[arg-type]
     module: nn.Module = made.__new__(made)
     return module
 
 
-def sites(model: nn.Module) -> list[Site]:
-    """Every module of timm, or of a class made from one, that computes softmax in its own code."""
-    found = []
-    for name, module in model.named_modules():
-        own = type(module)
-        if not any(_is_timm(base) for base in own.__mro__):
-            continue
-        if hasattr(module, "fused_attn") or computes_softmax(own):
-            form = FORMS.get(_known_as(own))
-            heads = getattr(module, form.heads, None) if form is not None and form.heads else None
-            found.append(Site(name, module, "attention", LIBRARY, heads, _why_not(module)))
-    return found
+class Timm(Library):
+    """timm."""
+
+    name = "timm"
+
+    def sites(self, outline: Outline) -> list[Site]:
+        """Every module of timm, or of a class made from one, that computes softmax in its own code."""
+        types = {cls for cls in outline.types if any(map(_is_timm, cls.__mro__))}
+        found = []
+        for name, module in outline.modules.items():
+            cls = type(module)
+            if cls in types and (hasattr(module, "fused_attn") or computes_softmax(cls)):
+                form = FORMS.get(_known_as(cls))
+                heads = getattr(module, form.heads, None) if form is not None and form.heads else None
+                found.append(Site(name, module, "attention", self.name, heads, _why_not(module)))
+        return found
+
+    def attach(self, model: nn.Module, site: Site, function: nn.Module, mark: Mark) -> nn.Module:
+        """Gives the attention module the function as a child, and a class that uses it."""
+        module = site.module
+        put_function(module, function)
+        if "fused_attn" in module.__dict__:
+            mark.before["fused_attn"] = module.__dict__["fused_attn"]
+            module.__dict__["fused_attn"] = not FORMS[_known_as(type(module))].scores
+        module.__class__ = _reweighted(type(module))  # type: ignore[arg-type]
+        return module
+
+    def detach(self, model: nn.Module, name: str, module: nn.Module) -> None:
+        """Takes both away."""
+        mark = mark_of(module)
+        assert mark is not None
+        take_function(module)
+        if isinstance(module, Reweighted):
+            module.__class__ = module.original  # type: ignore[assignment]
+        module.__dict__.update(mark.before)
+
+    def output_names(self, outline: Outline) -> list[str]:
+        """The classifier; of a model that was distilled, both."""
+        model = outline.model
+        if not _is_timm(type(model)) or not hasattr(model, "get_classifier"):
+            return []
+        found = model.get_classifier()  # type: ignore[operator]
+        heads = list(found) if isinstance(found, (tuple, list, nn.ModuleList)) else [found]
+        names = [outline.name_of(head) for head in heads if not isinstance(head, nn.Identity)]
+        return [name for name in names if name is not None]
+
+    def why_not_output(self, model: nn.Module, name: str) -> str | None:
+        """Why logits of this model cannot be modulated in this layer."""
+        known_as = _known_as(type(model))
+        if known_as == "models.crossvit.CrossVit" or known_as.startswith("models.efficientvim."):
+            return f"the logits of {type(model).__name__} are a mean of several layers', and sigma must come last"
+        if known_as == "models.volo.VOLO" and getattr(model, "aux_head", None) is not None:
+            return "VOLO adds the logits of its aux_head to those of its head, and sigma must come last"
+        return None
 
 
 def _why_not(module: nn.Module) -> str | None:
-    own = type(module)
-    known_as = _known_as(own)
+    cls = type(module)
+    known_as = _known_as(cls)
     if known_as in REFUSED:
         return REFUSED[known_as]
-    if not _is_timm(own):
-        bases = ", ".join(base.__name__ for base in own.__mro__ if _is_timm(base))
-        return f"{own.__name__}, a subclass of timm's {bases}, may compute anything"
+    if not _is_timm(cls):
+        bases = ", ".join(base.__name__ for base in cls.__mro__ if _is_timm(base))
+        return f"{cls.__name__}, a subclass of timm's {bases}, may compute anything"
     if known_as not in FORMS:
-        return f"timm's {own.__name__} is not known to be plain softmax attention"
+        return f"timm's {cls.__name__} is not known to be plain softmax attention"
     if "forward" in module.__dict__:
         return "its forward was replaced"
     return None
 
 
-def attach(model: nn.Module, site: Site, function: nn.Module, mark: Mark) -> nn.Module:
-    """Gives the attention module the function as a child, and a class that uses it."""
-    module = site.module
-    put_function(module, function)
-    if "fused_attn" in module.__dict__:
-        mark.before["fused_attn"] = module.__dict__["fused_attn"]
-        module.__dict__["fused_attn"] = not FORMS[_known_as(type(module))].scores
-    module.__class__ = _reweighted(type(module))  # type: ignore[arg-type]
-    return module
-
-
-def detach(model: nn.Module, name: str, module: nn.Module) -> None:
-    """Takes both away."""
-    mark = mark_of(module)
-    assert mark is not None
-    take_function(module)
-    if isinstance(module, Reweighted):
-        module.__class__ = module.original  # type: ignore[assignment]
-    module.__dict__.update(mark.before)
-
-
-def output_names(model: nn.Module) -> list[str]:
-    """The classifier; of a model that was distilled, both."""
-    if not _is_timm(type(model)) or not hasattr(model, "get_classifier"):
-        return []
-    found = model.get_classifier()  # type: ignore[operator]
-    names = {id(module): name for name, module in model.named_modules()}
-    modules = list(found) if isinstance(found, (tuple, list, nn.ModuleList)) else [found]
-    return [names[id(m)] for m in modules if id(m) in names and not isinstance(m, nn.Identity)]
-
-
-def why_not_output(model: nn.Module, name: str) -> str | None:
-    """Why logits of this model cannot be modulated in this layer."""
-    own = _known_as(type(model))
-    if own == "models.crossvit.CrossVit" or own.startswith("models.efficientvim."):
-        return f"the logits of {type(model).__name__} are a mean of several layers', and sigma must come last"
-    if own == "models.volo.VOLO" and getattr(model, "aux_head", None) is not None:
-        return "VOLO adds the logits of its aux_head to those of its head, and sigma must come last"
-    return None
-
-
-def finish(model: nn.Module) -> None:
-    """Nothing beyond the modules."""
+CONVERTER = Timm()

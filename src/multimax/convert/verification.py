@@ -1,4 +1,4 @@
-"""Whether a forward comes to every converted layer: nothing is left with softmax without a word."""
+"""Whether a forward comes to every converted layer: no layer silently keeps softmax."""
 
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from multimax.convert.sites import mark_of, marked, within
+from multimax.convert.library import Library, converter, in_use
+from multimax.convert.outline import Outline, around, within
+from multimax.convert.sites import Converted, mark_of, marked_in
+from multimax.metrics.evaluation import evaluating
 
-# Layers whose forward is their library's: there only the attention function knows that it was called.
-TELL_THEMSELVES = ("transformers",)
 RAN = "_multimax_ran"
 
 
@@ -40,13 +41,16 @@ class FirstForward:
         """Raises if not."""
         if torch.compiler.is_compiling():
             return
-        unreached = not_reached(model)
+        outline = Outline(model)
+        converted = marked_in(outline)
+        unreached = _not_reached(converted)
         if not unreached:
-            forget(model)
+            forget(outline)
             return
-        waiting = [name for name, module in _parts(model) if not module.__dict__.get(RAN)]
+        parts = _parts(outline, in_use(outline), converted)
+        waiting = [name for name in parts if not outline.modules[name].__dict__.get(RAN)]
         names = [name for name in unreached if not any(within(name, part) for part in waiting)]
-        if names and not (model.training and _drops_layers(model)):
+        if names and not (model.training and _drops_layers(outline)):
             raise _unreached(model, names)
 
 
@@ -58,37 +62,37 @@ def _unreached(model: nn.Module, names: list[str]) -> RuntimeError:
     )
 
 
-def _drops_layers(model: nn.Module) -> bool:
+def _drops_layers(outline: Outline) -> bool:
     """Whether a forward in training may skip layers at random (LayerDrop)."""
-    configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
+    configs = {id(c): c for m in outline.modules.values() if (c := getattr(m, "config", None)) is not None}
     names = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
     return any(getattr(config, name, 0) for config in configs.values() for name in names)
 
 
-def not_reached(model: nn.Module) -> list[str]:
+def _not_reached(converted: list[Converted]) -> list[str]:
     """Converted layers that no forward has come to."""
-    return [name for name, _, mark in marked(model) if not mark.reached]
+    return [layer.name for layer in converted if not layer.mark.reached]
 
 
-def _parts(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Models of transformers within the model that have converted layers."""
-    parts = [(name, m) for name, m in model.named_modules() if name and hasattr(type(m), "base_model_prefix")]
-    return [(name, part) for name, part in parts if next(marked(part), None) is not None]
+def _parts(outline: Outline, libraries: list[Library], converted: list[Converted]) -> list[str]:
+    """Models within the model that have converted layers."""
+    outer = around([layer.name for layer in converted]) - {""}
+    return [name for library in libraries for name in library.models(outline) if name in outer]
 
 
-def expect(model: nn.Module) -> None:
+def expect(outline: Outline, libraries: list[Library], converted: list[Converted]) -> None:
     """Has the first forward look."""
-    for _, part in _parts(model):
-        part.register_forward_hook(Ran())
-    for _, module, mark in marked(model):
-        if mark.library not in TELL_THEMSELVES:
-            module.register_forward_hook(Reached())
-    model.register_forward_hook(FirstForward())  # after the others: the model may be such a layer itself
+    for name in _parts(outline, libraries, converted):
+        outline.modules[name].register_forward_hook(Ran())
+    for layer in converted:
+        if not converter(layer.mark.converter).notes_reached:
+            layer.module.register_forward_hook(Reached())
+    outline.model.register_forward_hook(FirstForward())  # after the others: the model may be such a layer itself
 
 
-def forget(model: nn.Module) -> None:
+def forget(outline: Outline) -> None:
     """Takes the hooks away. By their kind: handles would not survive a deepcopy."""
-    for module in model.modules():
+    for module in outline.modules.values():
         module.__dict__.pop(RAN, None)
         for key, hook in list(module._forward_hooks.items()):
             if isinstance(hook, (FirstForward, Ran, Reached)):
@@ -106,21 +110,16 @@ def check_probe(inputs: object) -> None:
 @torch.no_grad()
 def probe(model: nn.Module, inputs: Mapping[str, Any] | Tensor) -> None:
     """A forward in evaluation that looks at once; training mode and random numbers stay as they are."""
-    modes = [(module, module.training) for module in model.modules()]
     devices = {p.device for p in model.parameters() if p.device.type not in ("cpu", "meta")}
-    with ExitStack() as generators:
-        generators.enter_context(torch.random.fork_rng([]))
+    with ExitStack() as context:
+        context.enter_context(torch.random.fork_rng([]))
         for kind in {device.type for device in devices}:
             same = [device for device in devices if device.type == kind]
-            generators.enter_context(torch.random.fork_rng(same, device_type=kind))
-        model.eval()
-        try:
-            if isinstance(inputs, Mapping):
-                model(**inputs)
-            else:
-                model(inputs)
-        finally:
-            for module, training in modes:
-                module.training = training
-    if names := not_reached(model):
+            context.enter_context(torch.random.fork_rng(same, device_type=kind))
+        context.enter_context(evaluating(model))
+        if isinstance(inputs, Mapping):
+            model(**inputs)
+        else:
+            model(inputs)
+    if names := _not_reached(marked_in(Outline(model))):
         raise _unreached(model, names)

@@ -14,10 +14,11 @@ from torch.utils.data import Dataset, Sampler
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from multimax import metrics
-from multimax.convert.seeing import evaluated, seen
+from multimax.convert.observable import observable_attention
 from multimax.experiments import checkpoints
 from multimax.experiments.settings import Settings
 from multimax.experiments.task import Task
+from multimax.metrics.evaluation import evaluating
 from multimax.training.groups import clip_grad_norm_, reweighting_parameters
 
 SECONDS, STEP_SECONDS = "seconds", "step_seconds"
@@ -236,7 +237,7 @@ def measure(
     """
     chosen = spread(dataset, examples)
     device = next(model.parameters()).device
-    with evaluated(model), seen(model), metrics.collect(model, (*task.measures, *others)) as found:
+    with evaluating(model), observable_attention(model), metrics.collect(model, (*task.measures, *others)) as found:
         for first in range(0, len(chosen), batch):
             inputs = task.collate([dataset[i] for i in chosen[first : first + batch]])
             model(**{name: value.to(device) for name, value in inputs.items() if name != "labels"})

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from multimax import metrics
-from multimax.convert.seeing import seen
+from multimax.convert.observable import observable_attention
 from multimax.metrics.evaluation import evaluating
 from multimax.ops import checks
 from multimax.plots import pictures, style
@@ -55,7 +55,7 @@ def attention_of(model: nn.Module, inputs: object, *, layers: Collection[str] | 
     with (
         torch.no_grad(),
         evaluating(model),
-        nullcontext() if has_reweighting else seen(model),
+        nullcontext() if has_reweighting else observable_attention(model),
         metrics.collect(model, (), layers=layers, on_weights=keep),
     ):
         called(model, inputs)

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from multimax.convert import from_pretrained
-from multimax.convert.seeing import seen
+from multimax.convert.observable import observable_attention
 from multimax.experiments.report.sources import Group, Source
 from multimax.experiments.results import Run, Sweep
 from multimax.experiments.run import CONFIG, FINISHED, learned, task_of, told
@@ -131,7 +131,7 @@ def measured(source: Source, task: Task | None, examples: int) -> Measured:
     """
     assert source.model is not None
     model = load(source.model)
-    with seen(model):  # raises if there is no attention
+    with observable_attention(model):  # raises if there is no attention
         pass
     if task is None:
         return Measured(model)

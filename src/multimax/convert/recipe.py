@@ -18,7 +18,7 @@ class Recipe:
     Args:
         reweight: a name of :mod:`multimax.reweighting`, or one of its modules, which is copied for every layer.
         order: order of sigma, for the name "multimax".
-        per_head: parameters for each head, for the name "multimax".
+        per_head: one set of parameters per head, for the name "multimax".
         init: initial parameters, for the name "multimax".
     """
 
@@ -66,15 +66,15 @@ class Recipe:
     @property
     def heads(self) -> int | None:
         """How many heads a layer must have; None for any number."""
-        own: int | None = self.prototype.settings().get("heads")
-        return own
+        heads: int | None = self.prototype.settings().get("heads")
+        return heads
 
     def make(self, heads: int | None) -> nn.Module:
         """The module for a layer of so many heads."""
         if self.per_head and self.heads is None:
-            own = self.prototype
-            assert isinstance(own, MultiMax)
-            return MultiMax(own.order, init=own.init, heads=heads)
+            prototype = self.prototype
+            assert isinstance(prototype, MultiMax)
+            return MultiMax(prototype.order, init=prototype.init, heads=heads)
         return copy.deepcopy(self.prototype)
 
     def why_not_output(self) -> str | None:

@@ -1,4 +1,4 @@
-"""Whether a class computes softmax in code of its own, where nothing can be put in its place from outside."""
+"""Whether a class computes softmax in its own code, where it cannot be replaced from outside."""
 
 import inspect
 from collections.abc import Iterator
@@ -9,22 +9,22 @@ TELLING = {"softmax", "log_softmax", "scaled_dot_product_attention"}  # names in
 _known: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
 
 
-def package(own: type) -> str:
+def package(cls: type) -> str:
     """The outermost package of a class."""
-    return own.__module__.partition(".")[0]
+    return cls.__module__.partition(".")[0]
 
 
-def computes_softmax(own: type) -> bool:
+def computes_softmax(cls: type) -> bool:
     """Whether the code of a class, or what it calls beside it in its package, has softmax or attention in it."""
-    if own not in _known:
-        _known[own] = any(
+    if cls not in _known:
+        _known[cls] = any(
             TELLING & set(_names(function, package(base), set()))
-            for base in own.__mro__
+            for base in cls.__mro__
             if package(base) != "torch"
             for function in map(_function, vars(base).values())
             if function is not None
         )
-    return _known[own]
+    return _known[cls]
 
 
 def _function(member: object) -> FunctionType | None:

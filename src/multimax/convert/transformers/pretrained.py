@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from multimax.convert.conversion import convert_as_described
+from multimax.convert.outline import Outline
 from multimax.convert.sites import KINDS, NAMES
 from multimax.training.groups import reweighting_parameters
 
@@ -54,7 +55,7 @@ def from_pretrained(cls: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
     """
     from transformers import AutoConfig
 
-    from multimax.convert import transformers as ours
+    from multimax.convert.transformers.configuration import VERSION, forget_settings
 
     if not isinstance(cls, type) or not hasattr(cls, "from_pretrained"):
         raise TypeError(f"multimax: expected cls to be a model class of transformers, got {cls!r}")
@@ -68,14 +69,14 @@ def from_pretrained(cls: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
     else:
         config = copy.deepcopy(config)
     kwargs |= {**hub, **kept}
-    own_class = getattr(cls, "config_class", None)
-    if own_class is not None and not isinstance(config, own_class):  # a part of the model that was saved
+    config_class = getattr(cls, "config_class", None)
+    if config_class is not None and not isinstance(config, config_class):  # a part of the model that was saved
         parts = [getattr(config, name, None) for name in config.sub_configs]
-        found = [part for part in parts if isinstance(part, own_class)]
+        found = [part for part in parts if isinstance(part, config_class)]
         named = cls.__name__ in (config.architectures or ())  # then it is what was saved, whatever the class says
         if len(found) != 1 and not named:
             raise ValueError(
-                f"multimax: expected a {own_class.__name__} for {cls.__name__} in {str(path)!r}, got "
+                f"multimax: expected a {config_class.__name__} for {cls.__name__} in {str(path)!r}, got "
                 f"{type(config).__name__}"
             )
         config = config if named else found[0]
@@ -85,14 +86,15 @@ def from_pretrained(cls: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
             f"multimax: expected {str(path)!r} to hold a converted model, got a configuration without 'multimax'; load "
             f"it with {cls.__name__}.from_pretrained and convert it with multimax.convert_"
         )
-    _check(described, ours.VERSION)
+    _check(described, VERSION)
     concrete = _concrete(cls, config)
-    ours.forget_settings(config)
+    forget_settings(config)
     config._attn_implementation = implementation
 
     def init(self: nn.Module, config: Any, *args: Any, **kwargs: Any) -> None:
         concrete.__init__(self, config, *args, **kwargs)
-        convert_as_described(self, _for(self, described))
+        outline = Outline(self)
+        convert_as_described(outline, _for(outline, described))
 
     # The layers have to be there before the weights are loaded, since transformers has its own names for them in files.
     # To all who look, this is the class itself.
@@ -114,7 +116,7 @@ def _check(described: object, version: int) -> None:
         raise ValueError(f"multimax: expected 'multimax' of version {version} in the configuration, got {got!r}")
     for kind in KINDS:
         layers = described.get(kind)
-        if not isinstance(layers, Mapping) or not all(isinstance(own, Mapping) for own in layers.values()):
+        if not isinstance(layers, Mapping) or not all(isinstance(layer, Mapping) for layer in layers.values()):
             raise ValueError(
                 f"multimax: expected 'multimax' in the configuration to name {kind} layers, got {layers!r}"
             )
@@ -130,22 +132,21 @@ def _concrete(cls: Any, config: Any) -> Any:
     found = mapping[type(config)]
     if not isinstance(found, (list, tuple)):
         return found
-    named = [own for own in found if own.__name__ in (config.architectures or ())]
+    named = [candidate for candidate in found if candidate.__name__ in (config.architectures or ())]
     return (named or list(found))[0]
 
 
-def _for(model: Any, described: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _for(outline: Outline, described: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The description with the names that the layers have in this model: a model without its head, or with one, has
     others. A head that is not there has no softmax."""
-    modules = dict(model.named_modules())
-    prefix = f"{model.base_model_prefix}."
+    prefix = f"{outline.model.base_model_prefix}."
 
     def renamed(name: str) -> str:
-        for own in (name, name.removeprefix(prefix), prefix + name):
-            if own in modules:
-                return own
+        for candidate in (name, name.removeprefix(prefix), prefix + name):
+            if candidate in outline.modules:
+                return candidate
         return name
 
-    result = {kind: {renamed(name): own for name, own in described[kind].items()} for kind in KINDS}
-    result["output"] = {name: own for name, own in result["output"].items() if name in modules}
+    result = {kind: {renamed(name): layer for name, layer in described[kind].items()} for kind in KINDS}
+    result["output"] = {name: layer for name, layer in result["output"].items() if name in outline.modules}
     return result
