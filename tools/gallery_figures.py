@@ -16,8 +16,9 @@ import multimax
 from multimax import plots
 from multimax.convert.seeing import seen
 from multimax.experiments.report.models import load
-from multimax.experiments.run import CONFIG, task_of
+from multimax.experiments.run import CONFIG
 from multimax.experiments.settings import Settings, read_json
+from multimax.experiments.tasks import task_of
 
 ROOT = Path(__file__).parents[1]
 METHODS = {"softmax": "softmax", "MultiMax": "multimax-both"}

@@ -20,7 +20,8 @@ import multimax
 from multimax.experiments import checkpoints, methods, run
 from multimax.experiments.checkpoints import DamagedCheckpoint
 from multimax.experiments.run import Busy, check_folder, result_of, train
-from multimax.experiments.settings import Settings, as_dict, override, preset, preset_names
+from multimax.experiments.settings import Settings, as_dict, method, override, preset, preset_names
+from multimax.experiments.tasks import task_of
 from multimax.experiments.trainer import Diverged
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what the Trainer uses
@@ -95,7 +96,7 @@ def test_the_saved_model_is_the_one_that_was_evaluated(tmp_path: Path) -> None:
     settings = override(small("cpu-digits", tmp_path), {**BOTH, "trainer": {"max_steps": 30, "eval_steps": 30}})
     result = train(settings, tmp_path / "run", progress=False)
     model = multimax.from_pretrained(AutoModelForImageClassification, tmp_path / "run/model").eval()
-    task = run.task_of(settings)
+    task = task_of(settings)
     batch = task.collate([task.test[i] for i in range(len(task.test))])
     with torch.no_grad():
         found = model(pixel_values=batch["pixel_values"]).logits.argmax(-1)
@@ -106,7 +107,7 @@ def test_perplexity_is_that_of_all_words(tmp_path: Path) -> None:
     settings = override(small("cpu-wikitext2", tmp_path), {"trainer": {"max_steps": 8, "eval_steps": 8}})
     result = train(settings, tmp_path / "run", progress=False)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "run/model").eval()
-    task = run.task_of(settings)
+    task = task_of(settings)
     ids, text = task.test.ids, (tmp_path / "data/test.txt").read_text()
     assert task.tokenizer.decode(ids) == text
     total, done, length = 0.0, 1, settings.length
@@ -455,7 +456,7 @@ def test_initial_weights_are_the_same_for_all_methods(tmp_path: Path) -> None:
     plain = small("cpu-digits", tmp_path)
     weights = []
     for own in ({}, BOTH, {"attention": "entmax15"}):
-        task = run.task_of(override(plain, own))
+        task = task_of(override(plain, own))
         torch.manual_seed(3)
         model = task.model()
         methods.convert(model, override(plain, own))
@@ -570,6 +571,23 @@ def test_tensorboard(tmp_path: Path) -> None:
 def test_settings_that_cannot_be(values: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Settings(**values)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, "softmax"),
+        ({"attention": "multimax"}, "MultiMax attention"),
+        ({"output": "multimax"}, "MultiMax output"),
+        ({"attention": "multimax", "output": "multimax"}, "MultiMax both"),
+        ({"attention": "entmax15", "output": "multimax"}, "entmax15 attention, MultiMax output"),
+        ({"temperature": 0.5}, "softmax, temperature 0.5"),
+        ({"attention": "multimax", "order": 1, "per_head": True}, "MultiMax attention, order 1, per head"),
+        ({"attention": "topk", "attention_options": {"k": 8}}, "topk attention, k 8"),
+    ],
+)
+def test_methods_in_words(settings: dict, words: str) -> None:
+    assert method(Settings(**settings)) == words
 
 
 @pytest.mark.parametrize("values", [{"order": "2"}, {"per_head": 1}, {"seed": True}, {"trainer": []}, {"order": 2.0}])

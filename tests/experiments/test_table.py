@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+import results_tables
 from multimax.experiments import results
 from multimax.experiments.results import Run, Sweep, read, save
 from multimax.experiments.table import markdown, paired_difference, parameters_markdown
@@ -746,3 +747,10 @@ def test_needs_no_transformers() -> None:
     code = "import sys, multimax; import multimax.experiments.table; print('transformers' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_the_page_of_results_shows_what_the_runs_gave() -> None:
+    page = results_tables.PAGE.read_text(encoding="utf-8")
+    shown = {match[3] for match in results_tables.PLACE.finditer(page)}
+    assert shown == {path.stem for path in (results_tables.FOLDER / "results").glob("*.json")}
+    assert results_tables.page() == page  # python tools/results_tables.py

@@ -22,7 +22,8 @@ from multimax.experiments import checkpoints, methods
 from multimax.experiments.checkpoints import write_json
 from multimax.experiments.environment import environment
 from multimax.experiments.settings import Settings, as_dict, read_json
-from multimax.experiments.task import Task
+from multimax.experiments.tasks import DataCache
+from multimax.experiments.tasks.task import Task
 from multimax.experiments.trainer import SECONDS, STEP_SECONDS, Clock, Diverged, Order, RunTrainer, measure
 from multimax.reweighting.layer import MultiMax
 from multimax.training.callback import MultiMaxCallback
@@ -135,21 +136,6 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str 
             yield from _differences(one, own, f"{prefix}{name}.")
         elif one != own:
             yield f"{prefix}{name}", one, own
-
-
-def task_of(settings: Settings) -> Task:
-    """The task with its data."""
-    if settings.task == "vision":
-        from multimax.experiments.vision import Vision
-
-        return Vision(settings)
-    if settings.task == "language":
-        from multimax.experiments.language import Language
-
-        return Language(settings)
-    from multimax.experiments.translation import Translation
-
-    return Translation(settings)
 
 
 def arguments(settings: Settings, folder: Path, progress: bool) -> TrainingArguments:
@@ -295,7 +281,12 @@ def learned(model: nn.Module) -> dict[str, dict[str, Any]]:
 
 
 def train(
-    settings: Settings, folder: Path, *, progress: bool = True, callbacks: Sequence[TrainerCallback] = ()
+    settings: Settings,
+    folder: Path,
+    *,
+    progress: bool = True,
+    callbacks: Sequence[TrainerCallback] = (),
+    data: DataCache | None = None,
 ) -> dict[str, Any]:
     """Trains in a folder, from the beginning or from where it was interrupted; a run that is over is left as it is.
 
@@ -304,6 +295,7 @@ def train(
         folder: new, empty, or that of the same run.
         progress: whether to show bars.
         callbacks: of the Trainer, besides the run's own.
+        data: that other runs have loaded already; what this one loads is kept in it.
 
     Returns:
         What result.json holds: status, metrics, steps, minutes, ms_per_step, parameters and layers.
@@ -315,7 +307,7 @@ def train(
     # all that can be wrong with data, options and model shows before anything is written
     quiet.disable_progress_bar()  # of every file that is saved
     args = arguments(settings, folder, progress)
-    task = task_of(settings)
+    task = (data or DataCache()).task(settings)
     set_seed(settings.seed)
     with told("expected options of a model that can be built"):
         model = task.model()
@@ -403,7 +395,7 @@ def _add_callbacks(trainer: RunTrainer, folder: Path, progress: bool) -> Log:
     for own in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(own)
     if progress:
-        trainer.add_callback(Progress(trainer.task.main))
+        trainer.add_callback(Progress(trainer.task.spec.main))
     trainer.add_callback(log)
     trainer.add_callback(Order(trainer.order))
     model = trainer.model
@@ -428,7 +420,7 @@ def _evaluate(trainer: RunTrainer, log: Log, folder: Path, progress: bool) -> di
         metrics |= task.final(model, folder, progress)
         if settings.measured:
             layers = by_layer(measure(model, task, task.test, settings.measured, trainer.args.eval_batch_size))
-            for name in task.measures:
+            for name in task.spec.measures:
                 values = [own[name] for own in layers.values() if name in own]
                 if values:
                     metrics[name] = math.fsum(values) / len(values)

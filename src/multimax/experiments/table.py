@@ -4,42 +4,25 @@ import math
 import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from scipy import stats  # type: ignore[import-untyped]
 
-from multimax.experiments import results
+from multimax.experiments import results, tasks
 from multimax.experiments.results import OF_RESULT, Run, Sweep
+from multimax.experiments.tasks import Metric
 
 SYMBOLS = ("t_b", "t_d", "b", "d")  # the paper's, which have a value an order
 ARROWS = {"higher": "↑", "lower": "↓"}
 
 
-class Metric(NamedTuple):
-    """How a metric is shown: its title, what it is multiplied with, digits after the point, which way is better."""
-
-    title: str
-    factor: float
-    digits: int
-    better: Literal["higher", "lower"]
-
-
-METRICS = {
-    "accuracy": Metric("accuracy, %", 100, 2, "higher"),
-    "perplexity": Metric("perplexity", 1, 2, "lower"),
-    "token_perplexity": Metric("perplexity a token", 1, 2, "lower"),
-    "bleu": Metric("BLEU", 1, 2, "higher"),
-    "chrf": Metric("chrF", 1, 2, "higher"),
+# those of the tasks, and those that all tasks have
+METRICS = {name: metric for spec in tasks.SPECS for name, metric in spec.metrics.items()} | {
     "loss": Metric("loss", 1, 4, "lower"),
     "multi_modality": Metric("multi-modality", 1, 4, "higher"),
     "sparsity": Metric("sparsity", 1, 4, "higher"),
     "patch_similarity": Metric("patch similarity", 1, 4, "lower"),
-    "ms_per_step": Metric("ms a step", 1, 1, "lower"),
-}
-TASKS = {  # the main metric, and those that are shown where they were measured
-    "vision": ("accuracy", "multi_modality", "sparsity", "patch_similarity"),
-    "language": ("perplexity", "multi_modality", "sparsity"),
-    "translation": ("bleu", "multi_modality", "sparsity"),
+    "ms_per_step": Metric("ms per step", 1, 1, "lower"),
 }
 
 
@@ -238,12 +221,11 @@ def _chosen(sweep: Sweep, metrics: Sequence[str] | None) -> list[str]:
     measured = {name for name in METRICS if any(_value(run, name) is not None for run in sweep.runs if run.finished)}
     if metrics is None:
         task = sweep.about["task"]
-        if task not in TASKS:
-            raise ValueError(
-                f"multimax: expected a sweep of one of the tasks {', '.join(TASKS)}, got {task!r}; name the metrics"
-            )
-        main, *others = TASKS[task]
-        return [main, *(name for name in others if name in measured)]
+        if task not in tasks.names():
+            known = ", ".join(tasks.names())
+            raise ValueError(f"multimax: expected a sweep of one of the tasks {known}, got {task!r}; name the metrics")
+        spec = tasks.get(task)
+        return [spec.main, *(name for name in spec.measures if name in measured)]
     if isinstance(metrics, str) or not metrics:
         raise TypeError(f"multimax: expected metrics to be several names, got {metrics!r}; out of {', '.join(METRICS)}")
     for name in metrics:

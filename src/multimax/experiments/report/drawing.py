@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from multimax import plots
 from multimax.experiments import table as tables
+from multimax.experiments import tasks
 from multimax.experiments.report.models import Measured
 from multimax.experiments.report.sources import Group
 from multimax.experiments.results import Sweep
@@ -170,7 +171,7 @@ class Drawings:
         """Loss and metrics, of no layer."""
         logs = self.logs()
         there = {name for log in logs.values() for entry in log for name in entry}
-        names = ["loss", "eval_loss", *(f"eval_{name}" for name in ("accuracy", "perplexity", "bleu"))]
+        names = ["loss", "eval_loss", *(f"eval_{name}" for name in tasks.main_metrics())]
         names = [name for name in names if name in there]
         if not names:
             raise NotHere("no loss was logged")

@@ -12,30 +12,18 @@ from transformers import PreTrainedModel
 
 from multimax.convert import from_pretrained
 from multimax.convert.seeing import seen
+from multimax.experiments import tasks
 from multimax.experiments.report.sources import Group, Source
 from multimax.experiments.results import Run, Sweep
-from multimax.experiments.run import CONFIG, FINISHED, learned, task_of, told
+from multimax.experiments.run import CONFIG, FINISHED, learned, told
 from multimax.experiments.settings import read_json
-from multimax.experiments.task import Task
+from multimax.experiments.tasks.task import Task
 from multimax.experiments.trainer import measure, spread
 from multimax.metrics import AttentionStatistics
 from multimax.plots.style import words
 
 PICTURES = 6  # photos that Grad-CAM is shown of
 FIGURES_NEED = ("histogram", "rollout_discrepancy")
-# settings that say how data is read for a model
-DATA = (
-    "task",
-    "data",
-    "test_set",
-    "languages",
-    "tokenizer",
-    "vocabulary",
-    "length",
-    "stride",
-    "image_size",
-    "augmentation",
-)
 
 
 @dataclass
@@ -102,7 +90,8 @@ class Tasks:
     """Data, read once for all models that take it alike."""
 
     def __init__(self) -> None:
-        self.found: dict[str, Task] = {}
+        self.data = tasks.DataCache()
+        self.first: dict[tuple[object, ...], str] = {}  # the folder of the first model that takes some data
 
     def of(self, source: Source) -> Task:
         """The data of a source, read as its model takes it."""
@@ -110,15 +99,14 @@ class Tasks:
         assert settings is not None
         assert folder is not None
         settings = replace(settings, data=source.data)
+        spec = tasks.get(settings.task)
         size = _config(folder).get("image_size")
-        if settings.task == "vision" and isinstance(size, int):
+        if spec.images and isinstance(size, int):
             settings = replace(settings, image_size=size)
-        alike = str({name: getattr(settings, name) for name in DATA})
-        if alike not in self.found:
-            with told(f"expected data of {settings.preset!r} for the model in {str(folder)!r}"):
-                # a model for text brings its tokenizer
-                self.found[alike] = task_of(replace(settings, start=str(folder)))
-        return self.found[alike]
+        # a model for text brings its tokenizer, which is the same for all that were trained on the same data
+        start = self.first.setdefault(spec.data_key(replace(settings, start="")), str(folder))
+        with told(f"expected data of {settings.preset!r} for the model in {str(folder)!r}"):
+            return self.data.task(replace(settings, start=start))
 
 
 def measured(source: Source, task: Task | None, examples: int) -> Measured:
@@ -140,7 +128,7 @@ def measured(source: Source, task: Task | None, examples: int) -> Measured:
     with told(f"expected the model in {str(source.model)!r} to take the data {task.data_name!r}"):
         statistics = measure(model, task, task.test, examples, min(batch, examples), others=FIGURES_NEED)
     pixels = None
-    if task.settings.task == "vision":
+    if task.spec.images:
         dataset: Any = task.test
         pixels = torch.stack([dataset[i]["pixel_values"] for i in spread(dataset, PICTURES)])
     return Measured(model, task.data_name, statistics, pixels)

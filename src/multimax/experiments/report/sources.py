@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from multimax.experiments import results
+from multimax.experiments import results, tasks
 from multimax.experiments import sweep as sweeps
 from multimax.experiments.results import Run, Sweep
 from multimax.experiments.run import CONFIG, METRICS, MODEL, RESULT
@@ -67,8 +67,8 @@ class _Found:
         settings = self.source.settings
         if settings is None:
             return ("model",)
-        # a saved model of text brings a tokenizer, which is its own
-        alone = self.seed is None and settings.task != "vision"
+        # a saved model of text brings its tokenizer, so that its data is no other's
+        alone = self.seed is None and "start" in tasks.get(settings.task).data
         return settings.task, settings.preset, settings.data, str(self.path) if alone else ""
 
 
