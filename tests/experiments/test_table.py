@@ -572,7 +572,7 @@ def test_metrics_by_default() -> None:
 def test_metrics_by_name() -> None:
     own = Sweep(about(["softmax"], [0, 1]), [run("softmax", s, result(accuracy=0.5, loss=s + 1)) for s in (0, 1)])
     rows = cells(markdown(own, ["loss", "ms_per_step", "loss"]))
-    assert rows[0][1:3] == ["loss ↓", "ms a step ↓"]
+    assert rows[0][1:3] == ["loss ↓", "ms per step ↓"]
     assert rows[1] == ["softmax", "1.5000 ± 0.7071", "35.1 ± 0.0", "2", ""]
     with pytest.raises(ValueError, match=r"expected metrics out of accuracy, .*ms_per_step, got 'acuracy'"):
         markdown(own, ["acuracy"])
@@ -609,7 +609,7 @@ def test_the_papers_column() -> None:
 
 def test_what_it_cost_and_where_it_ran() -> None:
     text = notes(markdown(sweep(ACCURACY)))
-    assert "- Preset cpu-digits, data digits, 600 steps, 1.5 minutes a run, 9.0 minutes in all.\n" in text
+    assert "- Preset cpu-digits, data digits, 600 steps, 1.5 minutes per run, 9.0 minutes in all.\n" in text
     assert "- Run with cpu Some CPU @ 2 GHz, threads 2, multimax 0.1.0, torch 2.13.0.\n" in text
     assert text.endswith("- Commit 0123456789.")
 
@@ -626,7 +626,7 @@ def test_runs_that_differ() -> None:
     long = {**last.result, "steps": 12000, "minutes": 0.05}
     runs = [*own.runs[:-1], Run(last.label, last.seed, {"data": "/home/someone/mnist"}, other, long)]
     text = notes(markdown(Sweep(own.about, runs)))
-    assert "data digits, mnist, 600 to 12,000 steps, 1.3 minutes a run, 7.5 minutes in all." in text
+    assert "data digits, mnist, 600 to 12,000 steps, 1.3 minutes per run, 7.5 minutes in all." in text
     assert "- 5 runs with cpu Some CPU @ 2 GHz, threads 2," in text
     assert "- 1 run with cpu Some CPU @ 2 GHz, python py, threads 4," in text
     assert text.endswith("- Commits 0123456789, fedcba9876-dirty.")

@@ -2,10 +2,12 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
+
+from torch import Tensor
 
 from multimax import reweighting
 from multimax.experiments import tasks
@@ -36,7 +38,13 @@ POSITIVE = (
     "per_device_eval_batch_size",
     "learning_rate",
 )
-LOSSES = ("softmax", "multimax", "sparsemax", "entmax15", "evsoftmax")  # that an output layer can be trained with
+# Functions whose weights are not a softmax of other logits are trained with their own losses.
+LOSSES: dict[str, Callable[..., Tensor]] = {
+    "sparsemax": reweighting.sparsemax_loss,
+    "entmax15": reweighting.entmax15_loss,
+    "evsoftmax": reweighting.evsoftmax_loss,
+}
+OUTPUTS = ("softmax", "multimax", *LOSSES)  # that an output layer can be trained with
 
 
 def _setting(default: Any, text: str) -> Any:
@@ -105,7 +113,7 @@ class Settings:
             _check_type(name, getattr(self, name), kind)
         checks.choice("task", self.task, tasks.names())
         checks.choice("attention", self.attention, reweighting.names())
-        checks.choice("output", self.output, LOSSES)
+        checks.choice("output", self.output, OUTPUTS)
         checks.choice("terms", self.terms, ("both", "lower", "upper"))
         checks.choice("init", self.init, ("paper", "identity"))
         checks.choice("pooling", self.pooling, ("average", "class"))

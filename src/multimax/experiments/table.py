@@ -174,7 +174,7 @@ def _cost(sweep: Sweep) -> str:
     minutes = _of_results(sweep.runs, "minutes")
     if minutes:
         mean, total = (f"{own:.1f}" if own >= 1 else f"{own:.2g}" for own in (statistics.fmean(minutes), sum(minutes)))
-        parts.append(f"{mean} minutes a run, {total} minutes in all")
+        parts.append(f"{mean} minutes per run, {total} minutes in all")
     return ", ".join(parts) + "."
 
 

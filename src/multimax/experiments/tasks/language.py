@@ -12,9 +12,9 @@ from torch.utils.data import Dataset, Sampler, default_collate
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerFast
 
 from multimax import reweighting
-from multimax.experiments import methods, models, tokenizers
+from multimax.experiments import models, tokenizers
 from multimax.experiments.data.text import load_text
-from multimax.experiments.settings import Settings
+from multimax.experiments.settings import LOSSES, Settings
 from multimax.experiments.tasks.task import ShuffledSampler, Task
 
 IGNORED = -100
@@ -155,11 +155,11 @@ class Language(Task):
 
     def loss(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Any] | None:
         """The loss of the output's function, where it has one of its own."""
-        if self.settings.output not in methods.LOSSES:
+        if self.settings.output not in LOSSES:
             return None
         outputs = model(input_ids=inputs["input_ids"])
         logits, labels = outputs.logits[:, :-1].flatten(0, 1), inputs["labels"][:, 1:].flatten()
-        return methods.LOSSES[self.settings.output](logits, labels, ignore_index=IGNORED), outputs
+        return LOSSES[self.settings.output](logits, labels, ignore_index=IGNORED), outputs
 
     def reduce_logits(self, logits: Any, labels: Tensor) -> Tensor:
         """The negative log-likelihood of each token, 0 where none counts."""
@@ -195,7 +195,7 @@ def token_losses(logits: Tensor, labels: Tensor, output: str) -> Tensor:
         (B, L), 0 for ignored labels.
     """
     rows, targets = logits.float().flatten(0, 1), labels.flatten()
-    if output in methods.LOSSES:
+    if output in LOSSES:
         chosen = reweighting.get(output)(rows).gather(1, targets.clamp(min=0)[:, None])[:, 0]
         found = -chosen.log() * (targets != IGNORED)
         return torch.where(targets == IGNORED, 0, found).view_as(labels)

@@ -18,9 +18,9 @@ from transformers import (
 )
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
-from multimax.experiments import methods, models, tokenizers
+from multimax.experiments import models, tokenizers
 from multimax.experiments.data.parallel import load_parallel
-from multimax.experiments.settings import Settings
+from multimax.experiments.settings import LOSSES, Settings
 from multimax.experiments.tasks.language import IGNORED, exponential, token_losses
 from multimax.experiments.tasks.task import ShuffledSampler, Task
 
@@ -145,7 +145,7 @@ class Translation(Task):
         labels = inputs["labels"].flatten()
         outputs = model(**{name: value for name, value in inputs.items() if name != "labels"})
         smoothing = float(self.settings.trainer.get("label_smoothing_factor", 0.0)) if model.training else 0.0
-        cross_entropy = methods.LOSSES.get(self.settings.output, F.cross_entropy)
+        cross_entropy = LOSSES.get(self.settings.output, F.cross_entropy)
         logits = outputs.logits.flatten(0, 1)
         return cross_entropy(logits, labels, ignore_index=IGNORED, label_smoothing=smoothing), outputs
 

@@ -15,10 +15,10 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from multimax.experiments import methods, models
+from multimax.experiments import models
 from multimax.experiments.augmentation import Augmentation, DrawSampler, EvalImages, Mix, TrainImages
 from multimax.experiments.data.images import ImageData, load_images
-from multimax.experiments.settings import Settings
+from multimax.experiments.settings import LOSSES, Settings
 from multimax.experiments.tasks.task import Task
 from multimax.training import oversmoothing
 
@@ -95,7 +95,7 @@ class Vision(Task):
             seed = int(torch.randint(2**62, ()).item())  # of the global generator, whose state is in checkpoints
             pixels, labels = self.mix(pixels, labels, len(self.labels), seed=seed)
         outputs = model(pixel_values=pixels, output_hidden_states=bool(diverse))
-        cross_entropy = methods.LOSSES.get(self.settings.output, F.cross_entropy)
+        cross_entropy = LOSSES.get(self.settings.output, F.cross_entropy)
         loss = cross_entropy(outputs.logits, labels, label_smoothing=self.smoothing if training else 0.0)
         if patch_labels is not None:
             loss = loss + diverse * self._diversity(model, outputs.hidden_states, patch_labels)
