@@ -127,7 +127,7 @@ def test_arguments_are_checked(change: dict, text: str) -> None:
 def test_images_are_checked() -> None:
     wrong = noise()
     wrong.labels = wrong.labels[:5]
-    with pytest.raises(ValueError, match="expected a label an image, got 5 for 6 images"):
+    with pytest.raises(ValueError, match="expected one label per image, got 5 for 6 images"):
         train(wrong, Augmentation())
     for image, got in (
         (torch.rand(3, 12, 12), r"torch.float32 of \(3, 12, 12\)"),
@@ -685,7 +685,7 @@ def test_mix_checks() -> None:
     mix = Mix(DEIT)
     for arguments, text in (
         ((x[0], labels, 5), r"pixel_values of shape \(batch, channels, height, width\), got \(3, 20, 30\)"),
-        ((x, labels[:3], 5), r"labels of shape \(6,\), one class a picture, got torch.int64 of shape \(3,\)"),
+        ((x, labels[:3], 5), r"labels of shape \(6,\), one class per picture, got torch.int64 of shape \(3,\)"),
         ((x, labels.float(), 5), "got torch.float32"),
         ((x, labels, 2), r"expected labels in \[0, 1\], got some from"),
         ((x, labels, 0), "expected classes of at least 1, got 0"),

@@ -811,7 +811,7 @@ def test_print(opened: Watched, whole: Path, tmp_path: Path):
 def test_a_tall_picture_fits_on_a_sheet(opened: Watched, tmp_path: Path):
     svg = b'<svg xmlns="http://www.w3.org/2000/svg" width="600" height="3000"><rect width="600" height="3000"/></svg>'
     figure = html.figure("tall", "tall", "words " * 60, svg)
-    (tmp_path / "tall.html").write_text(html.page("tall", [("part", "part", figure, [])], ""))
+    (tmp_path / "tall.html").write_text(html.page("tall", [html.Section("part", "part", figure, [])], ""))
     page = opened.open((tmp_path / "tall.html").as_uri())
     page.emulate_media(media="print")
     page.set_viewport_size({"width": 702, "height": 941})  # letter, without the margins

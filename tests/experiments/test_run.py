@@ -21,7 +21,7 @@ from multimax.experiments import checkpoints, methods, run
 from multimax.experiments.checkpoints import DamagedCheckpoint
 from multimax.experiments.run import Busy, check_folder, result_of, train
 from multimax.experiments.settings import Settings, as_dict, method, override, preset, preset_names
-from multimax.experiments.tasks import task_of
+from multimax.experiments.tasks.loading import task_of
 from multimax.experiments.trainer import Diverged
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what the Trainer uses

@@ -19,6 +19,7 @@ from multimax.experiments.run import train
 from multimax.experiments.settings import Settings, override, preset
 from multimax.experiments.table import METRICS, markdown
 from multimax.experiments.tasks import specs
+from multimax.experiments.tasks.loading import DataCache, task_of
 from multimax.experiments.tasks.task import Task
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what the Trainer uses
@@ -50,7 +51,7 @@ def test_an_unknown_task_is_an_error_that_names_the_known_ones() -> None:
     for wrong in (
         lambda: tasks.get("speech"),
         lambda: Settings(task="speech"),
-        lambda: tasks.task_of(settings),
+        lambda: task_of(settings),
         lambda: train(settings, Path("never-made"), progress=False),
     ):
         with pytest.raises(ValueError, match=text):
@@ -191,7 +192,7 @@ def test_the_command_loads_once_too(tmp_path: Path, loads: Counter[str], capsys:
 
 def test_other_data_settings_load_other_data(tmp_path: Path, loads: Counter[str]) -> None:
     base = text_settings(tmp_path)
-    data = tasks.DataCache()
+    data = DataCache()
     for changes in ({}, {"seed": 3}, {"attention": "multimax"}, {"trainer": {"max_steps": 9}}):
         data.task(override(base, changes))
     assert loads["load_text"] == 1
@@ -211,7 +212,7 @@ def test_a_sweep_keeps_only_what_later_runs_need(tmp_path: Path, loads: Counter[
     methods = {"softmax": {}, "shorter": {"length": 8}}
     table = sweeps.Table("own", "", methods, "softmax", 2)
     runs = sweeps.plan(table, base, [0, 1], tmp_path / "sweep")
-    data, held = tasks.DataCache(), []
+    data, held = DataCache(), []
     for _ in sweeps.sweep(runs, progress=False, data=data):
         held.append(len(data.loaded))
     assert held == [1, 2, 2, 1]

@@ -8,8 +8,8 @@ from typing import Any
 from multimax.cli import runs
 from multimax.cli.errors import need_packages, refusing
 from multimax.experiments import sweep as sweeps
-from multimax.experiments import tasks
 from multimax.experiments.settings import preset
+from multimax.experiments.tasks.loading import DataCache
 
 TEXT = """\
 Runs the methods of a table with several seeds, one run after the other. Give the same command again to go on after an
@@ -55,7 +55,7 @@ def sweep(options: argparse.Namespace) -> int:
         planned = sweeps.plan(table, base, seeds, folder, options.methods)
         from multimax.experiments.run import is_first, part
 
-        data = tasks.DataCache()
+        data = DataCache()
         if not (folder / sweeps.SWEEP).exists():
             data.task(planned[0].settings)  # a mistake in the data shows before anything is written
         if is_first():

@@ -22,7 +22,7 @@ from multimax.experiments import checkpoints, methods
 from multimax.experiments.checkpoints import write_json
 from multimax.experiments.environment import environment
 from multimax.experiments.settings import Settings, as_dict, read_json
-from multimax.experiments.tasks import DataCache
+from multimax.experiments.tasks.loading import DataCache
 from multimax.experiments.tasks.task import Task
 from multimax.experiments.trainer import SECONDS, STEP_SECONDS, Clock, Diverged, Order, RunTrainer, measure
 from multimax.reweighting.layer import MultiMax
@@ -58,7 +58,7 @@ def is_first() -> bool:
 
 
 _held: set[Any] = set()  # locks of this process
-os.register_at_fork(after_in_child=lambda: [own.close() for own in _held])  # workers outlive a process that is killed
+os.register_at_fork(after_in_child=lambda: [lock.close() for lock in _held])  # workers outlive a process that is killed
 
 
 @contextmanager
@@ -115,7 +115,7 @@ def check_folder(settings: Settings, folder: Path) -> None:
     config = folder / CONFIG
     if config.is_file():
         before, now = read_json(config), as_dict(settings)
-        other = [f"{n}: {one!r} there, {own!r} now" for n, one, own in _differences(before, now)]
+        other = [f"{name}: {there!r} there, {here!r} now" for name, there, here in _differences(before, now)]
         if other:
             raise ValueError(
                 f"multimax: expected the settings of the run that is in {str(folder)!r}, got others "
@@ -131,16 +131,16 @@ def check_folder(settings: Settings, folder: Path) -> None:
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Names and values of what differs, in parts of settings too."""
     for name in [*now, *(name for name in before if name not in now)]:
-        one, own = before.get(name), now.get(name)
-        if isinstance(one, Mapping) and isinstance(own, Mapping):
-            yield from _differences(one, own, f"{prefix}{name}.")
-        elif one != own:
-            yield f"{prefix}{name}", one, own
+        there, here = before.get(name), now.get(name)
+        if isinstance(there, Mapping) and isinstance(here, Mapping):
+            yield from _differences(there, here, f"{prefix}{name}.")
+        elif there != here:
+            yield f"{prefix}{name}", there, here
 
 
 def arguments(settings: Settings, folder: Path, progress: bool) -> TrainingArguments:
-    """transformers' own, from the settings."""
-    known = {own.name for own in fields(TrainingArguments)}
+    """transformers' TrainingArguments, from the settings."""
+    known = {option.name for option in fields(TrainingArguments)}
     unknown = sorted(set(settings.trainer) - known)
     if unknown:
         raise ValueError(f"multimax: expected options of transformers' TrainingArguments, got {', '.join(unknown)}")
@@ -243,7 +243,7 @@ class Log(Clock):
         model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
         found = measure(model, trainer.task, trainer.task.evaluation, examples, args.eval_batch_size)
         trainer.log(
-            {f"measures/{layer}/{name}": v for layer, own in by_layer(found).items() for name, v in own.items()}
+            {f"measures/{layer}/{name}": v for layer, means in by_layer(found).items() for name, v in means.items()}
         )
 
 
@@ -254,7 +254,7 @@ def _line(entry: Mapping[str, Any]) -> str:
 def plain(value: Any) -> Any:
     """Numbers as JSON has them: NaN and infinity as words."""
     if isinstance(value, Mapping):
-        return {name: plain(own) for name, own in value.items()}
+        return {name: plain(part) for name, part in value.items()}
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
@@ -263,7 +263,7 @@ def plain(value: Any) -> Any:
 def by_layer(found: Any) -> dict[str, dict[str, float]]:
     """The mean of each measure in each layer."""
     return {
-        layer: {name: own.mean for name, own in statistics.measures.items() if own.count}
+        layer: {name: measure.mean for name, measure in statistics.measures.items() if measure.count}
         for layer, statistics in found.layers.items()
     }
 
@@ -274,7 +274,7 @@ def learned(model: nn.Module) -> dict[str, dict[str, Any]]:
     for name, module in reweighting_modules(model):
         layer = name.rpartition(".")[0]
         if isinstance(module, MultiMax):
-            found[layer] = {own: getattr(module, own).detach().tolist() for own in ("t_b", "t_d", "b", "d")}
+            found[layer] = {symbol: getattr(module, symbol).detach().tolist() for symbol in ("t_b", "t_d", "b", "d")}
         elif next(module.parameters(), None) is not None:
             found[layer] = {symbol: value.detach().tolist() for symbol, value in values_of(module).items()}
     return found
@@ -338,8 +338,8 @@ def _train(
         task.save(folder)
     trainer = RunTrainer(task, settings, model=model, args=args)
     log = _add_callbacks(trainer, folder, progress)
-    for own in callbacks:
-        trainer.add_callback(own)
+    for callback in callbacks:
+        trainer.add_callback(callback)
     try:
         with _events(trainer, folder, resumed):
             if not nothing:  # softmax as it was is only evaluated
@@ -392,8 +392,8 @@ def _events(trainer: RunTrainer, folder: Path, resumed: Path | None) -> Iterator
 
 def _add_callbacks(trainer: RunTrainer, folder: Path, progress: bool) -> Log:
     log = Log(trainer, folder)
-    for own in (PrinterCallback, ProgressCallback):
-        trainer.remove_callback(own)
+    for callback in (PrinterCallback, ProgressCallback):
+        trainer.remove_callback(callback)
     if progress:
         trainer.add_callback(Progress(trainer.task.spec.main))
     trainer.add_callback(log)
@@ -421,7 +421,7 @@ def _evaluate(trainer: RunTrainer, log: Log, folder: Path, progress: bool) -> di
         if settings.measured:
             layers = by_layer(measure(model, task, task.test, settings.measured, trainer.args.eval_batch_size))
             for name in task.spec.measures:
-                values = [own[name] for own in layers.values() if name in own]
+                values = [means[name] for means in layers.values() if name in means]
                 if values:
                     metrics[name] = math.fsum(values) / len(values)
     trainer.accelerator.wait_for_everyone()

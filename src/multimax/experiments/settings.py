@@ -30,7 +30,7 @@ METHOD = (
 )
 LEAST = {"order": 1, "length": 2, "vocabulary": 1, "image_size": 1, "beams": 1, "stride": 0, "watch": 0, "measured": 0}
 LEAST |= {"seed": 0, "multimax_lr_factor": 0, "patch_diversification": 0}
-# TrainingArguments that transformers takes without a word whatever they are; max_steps of -1 means epochs
+# TrainingArguments that transformers does not check; max_steps of -1 means epochs
 POSITIVE = (
     "max_steps",
     "num_train_epochs",

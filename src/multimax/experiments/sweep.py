@@ -8,7 +8,7 @@ from typing import Any
 
 from multimax.experiments.checkpoints import is_empty, write_json
 from multimax.experiments.settings import METHOD, Settings, as_dict, named_file, override, preset_names, read_json
-from multimax.experiments.tasks import DataCache
+from multimax.experiments.tasks.loading import DataCache
 
 TABLES = Path(__file__).parent / "tables"
 SWEEP = "sweep.json"

@@ -4,7 +4,6 @@ To add a task, write its file beside the others, with a subclass of :class:`mult
 its :class:`TaskSpec` into the list in specs.py.
 """
 
-from multimax.experiments.tasks.loading import DataCache, task_of
 from multimax.experiments.tasks.specs import SPECS, Metric, TaskSpec, get, main_metrics, names
 
-__all__ = ["SPECS", "DataCache", "Metric", "TaskSpec", "get", "main_metrics", "names", "task_of"]
+__all__ = ["SPECS", "Metric", "TaskSpec", "get", "main_metrics", "names"]

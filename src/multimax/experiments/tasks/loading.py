@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from multimax.experiments.tasks import specs
+from multimax.experiments import tasks
+from multimax.experiments.settings import Settings
 
-if TYPE_CHECKING:  # settings read the list of tasks, and a task needs transformers
-    from multimax.experiments.settings import Settings
+if TYPE_CHECKING:  # which needs transformers
     from multimax.experiments.tasks.task import Task
 
 
@@ -16,22 +16,23 @@ class DataCache:
     def __init__(self) -> None:
         self.loaded: dict[tuple[object, ...], Any] = {}
 
-    def task(self, settings: "Settings") -> "Task":
+    def task(self, settings: Settings) -> "Task":
         """The task of the settings, with its data."""
-        spec = specs.get(settings.task)
+        spec = tasks.get(settings.task)
         kind = spec.kind()
         kind.check(settings)
         key = spec.data_key(settings)
         if key not in self.loaded:
             self.loaded[key] = kind.load(settings)
-        return kind(settings, self.loaded[key])
+        found: Task = kind(settings, self.loaded[key])
+        return found
 
-    def keep_for(self, settings: "Iterable[Settings]") -> None:
+    def keep_for(self, settings: Iterable[Settings]) -> None:
         """Lets go of all data but that of these settings."""
-        needed = {specs.get(each.task).data_key(each) for each in settings}
+        needed = {tasks.get(each.task).data_key(each) for each in settings}
         self.loaded = {key: data for key, data in self.loaded.items() if key in needed}
 
 
-def task_of(settings: "Settings") -> "Task":
+def task_of(settings: Settings) -> "Task":
     """The task of the settings, with its data."""
     return DataCache().task(settings)

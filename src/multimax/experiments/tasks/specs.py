@@ -1,15 +1,11 @@
-"""The list of tasks, from which settings, commands, tables and reports take what they need. It imports no task."""
+"""The list of tasks, from which settings, commands, tables and reports take what they need."""
 
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from multimax.ops import checks
-
-if TYPE_CHECKING:  # settings read this list, and a task needs transformers
-    from multimax.experiments.settings import Settings
-    from multimax.experiments.tasks.task import Task
 
 MEASURES = ("multi_modality", "sparsity", "entropy")
 
@@ -56,13 +52,12 @@ class TaskSpec:
         """The metric by which methods are compared."""
         return next(iter(self.metrics))
 
-    def kind(self) -> "type[Task]":
-        """Its class."""
+    def kind(self) -> Any:
+        """Its class, which needs transformers: imported when it is asked for."""
         module, _, name = self.place.partition(":")
-        found: type[Task] = getattr(importlib.import_module(module), name)
-        return found
+        return getattr(importlib.import_module(module), name)
 
-    def data_key(self, settings: "Settings") -> tuple[object, ...]:
+    def data_key(self, settings: object) -> tuple[object, ...]:
         """Equal for settings that load the same data."""
         return (self.name, *(getattr(settings, name) for name in self.data))
 

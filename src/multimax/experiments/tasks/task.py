@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 from transformers import PreTrainedModel
 
+from multimax.experiments import tasks
 from multimax.experiments.settings import Settings
-from multimax.experiments.tasks import specs
 
 
 def mixed_seed(*numbers: int) -> int:
@@ -76,7 +76,7 @@ class Task(ABC):
     evaluated: Dataset[Any]
 
     def __init__(self, settings: Settings, data: Any) -> None:
-        self.settings, self.spec = settings, specs.get(settings.task)
+        self.settings, self.spec = settings, tasks.get(settings.task)
 
     @staticmethod  # noqa: B027, there may be nothing
     def check(settings: Settings) -> None:
