@@ -24,14 +24,14 @@ def test_every_table_has_settings_that_can_be(name: str, tmp_path: Path) -> None
 
 
 def test_tables_of_ones_own(tmp_path: Path) -> None:
-    own = {"about": "", "baseline": "a", "seeds": 1, "methods": {"a": {}, "b": {"attention": "sparsemax"}}}
-    (tmp_path / "own.json").write_text(json.dumps(own))
-    assert sweeps.load_table(str(tmp_path / "own.json")).methods == own["methods"]
+    table = {"about": "", "baseline": "a", "seeds": 1, "methods": {"a": {}, "b": {"attention": "sparsemax"}}}
+    (tmp_path / "own.json").write_text(json.dumps(table))
+    assert sweeps.load_table(str(tmp_path / "own.json")).methods == table["methods"]
     for wrong, text in (
         ({"baseline": "c"}, "expected baseline to be one of the methods"),
         ({"methods": None}, "methods"),
     ):
-        (tmp_path / "wrong.json").write_text(json.dumps(own | wrong))
+        (tmp_path / "wrong.json").write_text(json.dumps(table | wrong))
         with pytest.raises((ValueError, TypeError), match=text):
             sweeps.load_table(str(tmp_path / "wrong.json"))
     (tmp_path / "short.json").write_text("{}")
