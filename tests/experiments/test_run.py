@@ -452,6 +452,25 @@ def test_the_optimizer_has_groups_for_the_functions(tmp_path: Path) -> None:
     assert all(value[1] == 0 for name, value in seen.items() if name.endswith("bias") or "layernorm" in name)
 
 
+def test_checkpoints_with_older_groups_go_on(tmp_path: Path) -> None:
+    """Groups that know nothing of Muon, as they were once saved."""
+    settings = override(small("cpu-digits", tmp_path), {**BOTH, "trainer": {"max_steps": 5, "weight_decay": 0.1}})
+    whole = train(settings, tmp_path / "whole", progress=False)
+    with pytest.raises(Kill.Killed):
+        train(settings, tmp_path / "pieces", progress=False, callbacks=[Kill(3)])
+    checkpoint = checkpoints.last(tmp_path / "pieces/checkpoints")
+    assert checkpoint is not None
+    state = torch.load(checkpoint / "optimizer.pt", weights_only=True)
+    *others, reweighting = state["param_groups"]
+    assert [group["weight_decay"] for group in state["param_groups"]] == [0.1, 0.0, 0.0]
+    assert reweighting.pop("use_muon") is False
+    assert not any("use_muon" in group for group in others)
+    torch.save(state, checkpoint / "optimizer.pt")
+    checkpoints.seal(checkpoint)
+    pieces = train(settings, tmp_path / "pieces", progress=False)
+    assert (pieces["metrics"], pieces["parameters"]) == (whole["metrics"], whole["parameters"])
+
+
 def test_initial_weights_are_the_same_for_all_methods(tmp_path: Path) -> None:
     plain = small("cpu-digits", tmp_path)
     weights = []
