@@ -1,4 +1,4 @@
-"""The package as users meet it: names, imports, commands, documentation, wheels."""
+"""The package as users meet it: names, imports, documentation, wheels."""
 
 import doctest
 import importlib
@@ -19,7 +19,6 @@ import torch
 import convert_table
 import multimax
 from machine import needs_kernels
-from multimax import cli
 from multimax.ops import kernels as ops
 from places import ROOT
 
@@ -165,38 +164,6 @@ def test_attention_benchmark_refuses_what_is_wrong(benchmark: Any) -> None:
         benchmark.check(benchmark.KERNEL, lambda *arguments: 2 * sdpa(*arguments), tensors, True)
     rows = benchmark.measure((1, 2, 33, 8), 33, torch.float32, True, True, 0.0, True)
     assert [row["name"] for row in rows] == [benchmark.TORCH, benchmark.KERNEL]
-
-
-def test_weights(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["weights"]) == 0
-    text = capsys.readouterr().out
-    # three vectors, each with two tables of one softmax and 12 or 6 layers
-    assert text.count("softmax  ") == 6
-    assert text.count("  layer ") == 3 * (12 + 6)
-    # the first vector with the sixth layer of DeiT-small, by the functions themselves
-    x = torch.tensor(cli.EXAMPLES["two modes over noise"][0])
-    weights = multimax.multimax(x, *multimax.from_paper(*multimax.presets["deit_small"][5]))
-    assert " ".join(f"{weight:.3f}" for weight in weights.tolist()) in text
-
-
-def test_env_and_help(capsys: pytest.CaptureFixture[str]) -> None:
-    cli.main(["env"])
-    assert f"torch:        {torch.__version__}" in capsys.readouterr().out
-    for arguments, text in (
-        (["--help"], "demo"),
-        (["weights", "--help"], "beside MultiMax"),
-        (["train", "vision", "--help"], "--preset"),
-        (["sweep", "--help"], "comparison"),
-        (["table", "--help"], "--save"),
-        (["--version"], "0."),
-    ):
-        with pytest.raises(SystemExit) as stop:
-            cli.main(arguments)
-        assert stop.value.code == 0
-        assert text in capsys.readouterr().out
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["unknown"])
-    assert stop.value.code == 2
 
 
 @needs_kernels

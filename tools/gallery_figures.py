@@ -16,8 +16,9 @@ import multimax
 from multimax import plots
 from multimax.convert.observable import observable_attention
 from multimax.experiments.report.models import load
-from multimax.experiments.run import CONFIG, task_of
+from multimax.experiments.run import CONFIG
 from multimax.experiments.settings import Settings, read_json
+from multimax.experiments.tasks.loading import task_of
 
 ROOT = Path(__file__).parents[1]
 METHODS = {"softmax": "softmax", "MultiMax": "multimax-both"}
@@ -31,18 +32,18 @@ def draw(sweep: Path, out: Path, seed: int) -> None:
     models = {label: load(folder / "model") for label, folder in folders.items()}
     task = task_of(Settings(**read_json(folders["softmax"] / CONFIG)))
     chosen = [task.evaluation[i] for i in range(EXAMPLES)]
-    pixels = torch.stack([own["pixel_values"] for own in chosen])
-    labels = torch.tensor([int(own["labels"]) for own in chosen])
+    pixels = torch.stack([example["pixel_values"] for example in chosen])
+    labels = torch.tensor([int(example["labels"]) for example in chosen])
 
     statistics = {}
     for label, model in models.items():
         with (
             torch.no_grad(),
             observable_attention(model),
-            multimax.metrics.collect(model, ("histogram", "rollout_discrepancy")) as own,
+            multimax.metrics.collect(model, ("histogram", "rollout_discrepancy")) as found,
         ):
             model(pixel_values=pixels)
-        statistics[label] = own
+        statistics[label] = found
     attention = {}
     for label, model in models.items():
         found = list(plots.attention_of(model, pixels[DIGIT][None]).values())

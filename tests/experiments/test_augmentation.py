@@ -11,8 +11,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from multimax.experiments import augmentation as own
-from multimax.experiments import pictures
+from multimax.experiments import augmentation, pictures
 from multimax.experiments.augmentation import Augmentation, DrawSampler, EvalImages, Mix, TrainImages
 from places import DATA
 
@@ -127,7 +126,7 @@ def test_arguments_are_checked(change: dict, text: str) -> None:
 def test_images_are_checked() -> None:
     wrong = noise()
     wrong.labels = wrong.labels[:5]
-    with pytest.raises(ValueError, match="expected a label an image, got 5 for 6 images"):
+    with pytest.raises(ValueError, match="expected one label per image, got 5 for 6 images"):
         train(wrong, Augmentation())
     for image, got in (
         (torch.rand(3, 12, 12), r"torch.float32 of \(3, 12, 12\)"),
@@ -213,20 +212,20 @@ def test_no_draws_no_items() -> None:
 
 def test_hashed_numbers_are_uniform_and_independent() -> None:
     draws = np.arange(20000)
-    a, b, c = own._uniform(0, draws, 1), own._uniform(0, draws, 2), own._uniform(1, draws, 1)
+    a, b, c = augmentation._uniform(0, draws, 1), augmentation._uniform(0, draws, 2), augmentation._uniform(1, draws, 1)
     for u in (a, b, c):
         counts = np.histogram(u, bins=10, range=(0, 1))[0]
         assert ((counts - 2000) ** 2 / 2000).sum() < 33  # chi square of 9 degrees, 1e-4
         assert abs(np.corrcoef(u[:-1], u[1:])[0, 1]) < 0.03  # neighbours
     assert abs(np.corrcoef([a, b, c]) - np.eye(3)).max() < 0.03
-    assert len(np.unique(own._hash(5, draws, 0))) == len(draws)
+    assert len(np.unique(augmentation._hash(5, draws, 0))) == len(draws)
     x = 0  # the same in Python's integers
     for part in (11, 22, 33):
         x = ((x ^ part) + 0x9E3779B97F4A7C15) % 2**64
         x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
         x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) % 2**64
         x ^= x >> 31
-    assert own._hash(11, np.array([33]), 22).tolist() == [x]
+    assert augmentation._hash(11, np.array([33]), 22).tolist() == [x]
 
 
 # --- the sampler
@@ -627,9 +626,9 @@ def test_cutmix_box_by_hand() -> None:
         def randrange(self, stop: int) -> int:  # type: ignore[override]
             return stop - 2
 
-    assert own._middle_part(20, 0.5, Centre()) == (13, 20)  # 5 to each side of 18
-    assert own._middle_part(20, 0.0, Centre()) == (18, 18)
-    assert own._middle_part(7, 1.0, Centre()) == (2, 7)
+    assert augmentation._middle_part(20, 0.5, Centre()) == (13, 20)  # 5 to each side of 18
+    assert augmentation._middle_part(20, 0.0, Centre()) == (18, 18)
+    assert augmentation._middle_part(7, 1.0, Centre()) == (2, 7)
 
 
 def test_both_are_switched() -> None:
@@ -685,7 +684,7 @@ def test_mix_checks() -> None:
     mix = Mix(DEIT)
     for arguments, text in (
         ((x[0], labels, 5), r"pixel_values of shape \(batch, channels, height, width\), got \(3, 20, 30\)"),
-        ((x, labels[:3], 5), r"labels of shape \(6,\), one class a picture, got torch.int64 of shape \(3,\)"),
+        ((x, labels[:3], 5), r"labels of shape \(6,\), one class per picture, got torch.int64 of shape \(3,\)"),
         ((x, labels.float(), 5), "got torch.float32"),
         ((x, labels, 2), r"expected labels in \[0, 1\], got some from"),
         ((x, labels, 0), "expected classes of at least 1, got 0"),

@@ -220,10 +220,10 @@ def test_idx_with_faults(tmp_path: Path) -> None:
 def records(labels: list[list[int]]) -> bytes:
     """CIFAR's records, with a first pixel of their own in each channel."""
     parts = []
-    for i, own in enumerate(labels):
+    for i, label in enumerate(labels):
         pixels = bytearray(3072)
         pixels[0], pixels[1024], pixels[2048 + 33] = i, 100 + i, 200 + i
-        parts.append(bytes(own) + bytes(pixels))
+        parts.append(bytes(label) + bytes(pixels))
     return b"".join(parts)
 
 
@@ -541,8 +541,8 @@ def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def rows(folder: Path, **splits: list[dict[str, Any]]) -> str:
-    for name, own in splits.items():
-        write(folder / f"{name}.jsonl", "".join(json.dumps(row) + "\n" for row in own))
+    for name, lines in splits.items():
+        write(folder / f"{name}.jsonl", "".join(json.dumps(row) + "\n" for row in lines))
     return f"hub:{folder}"
 
 
@@ -598,12 +598,14 @@ def test_parallel_text_of_the_hub(local: Path, valid: str) -> None:
 
 
 def test_parallel_text_of_the_hub_in_columns(local: Path) -> None:
-    own = [{"de": "a", "en": "b", "id": 1}]
-    data = load_parallel(rows(local, train=own, dev=own, test=own), ("de", "en"))
+    pair = [{"de": "a", "en": "b", "id": 1}]
+    data = load_parallel(rows(local, train=pair, dev=pair, test=pair), ("de", "en"))
     assert data.train == data.valid == data.test == [("a", "b")]
     fails(lambda: load_parallel(f"hub:{local}", ("de", "fr")), "translation", "de and fr", "got de, en, id")
-    gap = [*own, {"de": "", "en": "b", "id": 2}]
-    fails(lambda: load_parallel(rows(local / "x", train=own, dev=own, test=gap), ("de", "en")), "split test", "line 2")
+    gap = [*pair, {"de": "", "en": "b", "id": 2}]
+    fails(
+        lambda: load_parallel(rows(local / "x", train=pair, dev=pair, test=gap), ("de", "en")), "split test", "line 2"
+    )
 
 
 def test_images_of_the_hub(local: Path) -> None:

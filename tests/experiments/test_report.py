@@ -113,7 +113,7 @@ class Page(HTMLParser):
 
     @property
     def figures(self) -> list[str]:
-        return [title for title, own in self.parts.items() if own["svg"]]
+        return [title for title, part in self.parts.items() if part["svg"]]
 
     @property
     def lacking(self) -> dict[str, str]:
@@ -122,8 +122,8 @@ class Page(HTMLParser):
 
 
 def reasons(parts: dict[str, dict[str, Any]]) -> dict[str, str]:
-    found = (re.fullmatch(r"((?:Where the heads look: )?[^:]*): (.*)", own) for own in parts[LACKING]["notes"])
-    return {own[1]: own[2] for own in found}
+    found = (re.fullmatch(r"((?:Where the heads look: )?[^:]*): (.*)", note) for note in parts[LACKING]["notes"])
+    return {match[1]: match[2] for match in found}
 
 
 class Runs:
@@ -208,12 +208,12 @@ def markdown(text: str) -> list[list[str]]:
 def test_results_are_those_of_the_table(sweep: Path, whole: Path, capsys: pytest.CaptureFixture[str]):
     assert cli.main(["table", str(sweep)]) == 0
     said = capsys.readouterr().out
-    own = Page(whole).parts["Results"]
-    assert own["tables"] == [markdown(said)]
-    assert len(own["tables"][0]) == 3
+    shown = Page(whole).parts["Results"]
+    assert shown["tables"] == [markdown(said)]
+    assert len(shown["tables"][0]) == 3
     notes = [line[2:] for line in said.splitlines() if line.startswith("- ")]
-    assert own["notes"][: len(notes)] == notes
-    assert own["notes"][len(notes) :] == [
+    assert shown["notes"][: len(notes)] == notes
+    assert shown["notes"][len(notes) :] == [
         "Tables are of all seeds. Figures of models are of seed 0, which was not chosen."
     ]
 
@@ -225,16 +225,16 @@ def test_learned_parameters_are_those_of_the_saved_models(sweep: Path, whole: Pa
         model = multimax.from_pretrained(AutoModelForImageClassification, folder)
         for name, module in model.named_modules():
             if isinstance(module, multimax.MultiMax):
-                columns = [own[order] for order in (0, 1) for own in (module.t_b, module.t_d)]
-                columns += [own[order] for order in (0, 1) for own in (module.b, module.d)]
-                found.setdefault(name.rpartition(".")[0], []).append([own.item() for own in columns])
+                columns = [column[order] for order in (0, 1) for column in (module.t_b, module.t_d)]
+                columns += [column[order] for order in (0, 1) for column in (module.b, module.d)]
+                found.setdefault(name.rpartition(".")[0], []).append([column.item() for column in columns])
     head, *rows = Page(whole).parts["Learned parameters: MultiMax both"]["tables"][0]
     assert head == ["layer", "tb1", "td1", "tb2", "td2", "b1", "d1", "b2", "d2"]
     assert [row[0] for row in rows] == ["ijepa.layers.0.attention", "ijepa.layers.1.attention", "classifier"]
     assert set(found) == {row[0] for row in rows}
     for name, *cells in rows:
         pairs = list(zip(*found[name], strict=True))
-        assert cells == [f"{statistics.fmean(own):.4f} ± {statistics.stdev(own):.4f}" for own in pairs]
+        assert cells == [f"{statistics.fmean(pair):.4f} ± {statistics.stdev(pair):.4f}" for pair in pairs]
 
 
 def test_every_figure_of_a_sweep_with_multimax(whole: Path):
@@ -268,11 +268,11 @@ def test_settings_that_differ_and_those_in_common(whole: Path):
 
 
 def test_measures_are_on_the_data_that_is_named(whole: Path, sweep: Path):
-    own = Page(whole).parts["Measured for this report"]
-    assert own["notes"] == [
+    shown = Page(whole).parts["Measured for this report"]
+    assert shown["notes"] == [
         "Of the attention, on at most 20 examples of the test set of digits, means over the layers."
     ]
-    head, softmax, both = own["tables"][0]
+    head, softmax, both = shown["tables"][0]
     assert head[:4] == ["model", "parameters", "attention layers", "multi-modality"]
     assert softmax[2] == both[2] == "2"
     for row, folder in ((softmax, "softmax"), (both, "multimax-both")):
@@ -284,7 +284,7 @@ def test_measures_are_on_the_data_that_is_named(whole: Path, sweep: Path):
 def test_contents_and_ids(whole: Path):
     page = Page(whole)
     assert len(set(page.ids)) == len(page.ids)
-    assert {own.removeprefix("#") for own in page.links} == set(page.ids)
+    assert {link.removeprefix("#") for link in page.links} == set(page.ids)
     assert "script" not in page.tags
     assert re.findall(r"https?://", re.sub(r"base64,[^\"]+", "", page.text)) == []
 
@@ -476,7 +476,7 @@ def test_parameters_of_heads(runs: Runs, quick: Callable[..., Page]):
     t_b = result["parameters"]["ijepa.layers.0.attention"]["t_b"]
     assert len(t_b) == 2  # heads
     row = page.parts["Learned parameters: per head"]["tables"][0][1]
-    assert row[1] == f"{statistics.fmean(own[0] for own in t_b):.4f}"
+    assert row[1] == f"{statistics.fmean(values[0] for values in t_b):.4f}"
     assert "of per head, first head ha" in page.parts[FUNCTIONS[0]]["caption"]
 
 
@@ -485,7 +485,7 @@ def test_trained_temperature(runs: Runs, quick: Callable[..., Page]):
     head, *rows = page.parts["Learned parameters: temperature"]["tables"][0]
     assert head == ["layer", "temperature"]
     result = json.loads((runs.folder / "temperature/result.json").read_text())
-    learned = [own["temperature"] for own in result["parameters"].values()]
+    learned = [parameters["temperature"] for parameters in result["parameters"].values()]
     assert [row[1] for row in rows] == [f"{value:.4f}" for value in learned]
     assert OF_PARAMETERS in page.figures
     assert page.lacking[FUNCTIONS[0]] == "there is no MultiMax among them."
@@ -525,7 +525,7 @@ def test_a_saved_model_without_data(tmp_path: Path, quick: Callable[..., Page]):
     page = quick(tmp_path / "own")
     assert list(page.sections) == ["saved models"]
     assert page.figures == ["Learned sigma: own", *FUNCTIONS]
-    first = next(own for own in model.modules() if isinstance(own, multimax.MultiMax))
+    first = next(module for module in model.modules() if isinstance(module, multimax.MultiMax))
     assert page.parts["Learned parameters: own"]["tables"][0][1][1] == f"{first.t_b[0].item():.4f}"
     assert page.lacking["Grad-CAM"] == "there is no data for saved models; give --preset and --data."
     assert page.lacking["Loss and metrics"] == "there is no log of training."
@@ -740,10 +740,10 @@ def hostile(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hostile <b>&")
     paths = []
     for number, label in enumerate(HOSTILE):
-        own = shutil.copytree(runs("MultiMax both", **BOTH), folder / f"{number}")
-        config = json.loads((own / "config.json").read_text())
-        (own / "config.json").write_text(json.dumps({**config, "label": label, "about": label}))
-        paths.append(own)
+        run = shutil.copytree(runs("MultiMax both", **BOTH), folder / f"{number}")
+        config = json.loads((run / "config.json").read_text())
+        (run / "config.json").write_text(json.dumps({**config, "label": label, "about": label}))
+        paths.append(run)
     return report(paths, folder / "report.html", examples=0, progress=False)
 
 
@@ -774,10 +774,12 @@ def opened(browser: Any) -> Any:  # noqa: F811
 def test_the_page_in_a_browser(name: str, opened: Watched, request: pytest.FixtureRequest):
     file: Path = request.getfixturevalue(name)
     page = opened.open(file.as_uri())
-    pictures = page.evaluate("[...document.images].map(own => [own.complete, own.naturalWidth, own.naturalHeight])")
+    pictures = page.evaluate(
+        "[...document.images].map(image => [image.complete, image.naturalWidth, image.naturalHeight])"
+    )
     assert len(pictures) == len(Page(file).figures)
     assert all(complete and width > 100 and height > 100 for complete, width, height in pictures)
-    lost = "[...document.querySelectorAll('nav a')].filter(own => !document.querySelector(own.getAttribute('href')))"
+    lost = "[...document.querySelectorAll('nav a')].filter(link => !document.querySelector(link.getAttribute('href')))"
     assert page.evaluate("document.querySelectorAll('nav a').length") > 10
     assert page.evaluate(f"{lost}.length") == 0
     assert page.evaluate("document.title") == "MultiMax report"
@@ -804,14 +806,14 @@ def test_print(opened: Watched, whole: Path, tmp_path: Path):
     assert page.evaluate("document.querySelector('h1').getBoundingClientRect().top") < 100
     assert page.evaluate("document.querySelector('table').getBoundingClientRect().top") < 700
     assert page.evaluate("document.documentElement.scrollWidth") == 680
-    tall = "[...document.querySelectorAll('figure')].filter(own => own.getBoundingClientRect().height > 1009)"
-    assert page.evaluate(f"{tall}.map(own => own.id)") == []
+    tall = "[...document.querySelectorAll('figure')].filter(figure => figure.getBoundingClientRect().height > 1009)"
+    assert page.evaluate(f"{tall}.map(figure => figure.id)") == []
 
 
 def test_a_tall_picture_fits_on_a_sheet(opened: Watched, tmp_path: Path):
     svg = b'<svg xmlns="http://www.w3.org/2000/svg" width="600" height="3000"><rect width="600" height="3000"/></svg>'
     figure = html.figure("tall", "tall", "words " * 60, svg)
-    (tmp_path / "tall.html").write_text(html.page("tall", [("part", "part", figure, [])], ""))
+    (tmp_path / "tall.html").write_text(html.page("tall", [html.Section("part", "part", figure, [])], ""))
     page = opened.open((tmp_path / "tall.html").as_uri())
     page.emulate_media(media="print")
     page.set_viewport_size({"width": 702, "height": 941})  # letter, without the margins

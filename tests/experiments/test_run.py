@@ -20,7 +20,8 @@ import multimax
 from multimax.experiments import checkpoints, methods, run
 from multimax.experiments.checkpoints import DamagedCheckpoint
 from multimax.experiments.run import Busy, check_folder, result_of, train
-from multimax.experiments.settings import Settings, as_dict, override, preset, preset_names
+from multimax.experiments.settings import Settings, as_dict, method, override, preset, preset_names
+from multimax.experiments.tasks.loading import task_of
 from multimax.experiments.trainer import Diverged
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what the Trainer uses
@@ -78,8 +79,8 @@ def test_every_preset_trains(name: str, tmp_path: Path) -> None:
     assert result["metrics"][main] >= 0
     assert {"multi_modality", "sparsity", "loss"} <= set(result["metrics"])
     assert ("patch_similarity" in result["metrics"]) == (settings.task == "vision")
-    assert all(set(own) == {"t_b", "t_d", "b", "d"} for own in result["parameters"].values())
-    files = {own.name for own in (tmp_path / "run").iterdir()}
+    assert all(set(symbols) == {"t_b", "t_d", "b", "d"} for symbols in result["parameters"].values())
+    files = {file.name for file in (tmp_path / "run").iterdir()}
     assert {"config.json", "environment.json", "metrics.jsonl", "result.json", "model"} <= files
     assert "checkpoints" not in files
     assert not list((tmp_path / "run").rglob("*.bin"))  # no pickle stays
@@ -95,7 +96,7 @@ def test_the_saved_model_is_the_one_that_was_evaluated(tmp_path: Path) -> None:
     settings = override(small("cpu-digits", tmp_path), {**BOTH, "trainer": {"max_steps": 30, "eval_steps": 30}})
     result = train(settings, tmp_path / "run", progress=False)
     model = multimax.from_pretrained(AutoModelForImageClassification, tmp_path / "run/model").eval()
-    task = run.task_of(settings)
+    task = task_of(settings)
     batch = task.collate([task.test[i] for i in range(len(task.test))])
     with torch.no_grad():
         found = model(pixel_values=batch["pixel_values"]).logits.argmax(-1)
@@ -106,7 +107,7 @@ def test_perplexity_is_that_of_all_words(tmp_path: Path) -> None:
     settings = override(small("cpu-wikitext2", tmp_path), {"trainer": {"max_steps": 8, "eval_steps": 8}})
     result = train(settings, tmp_path / "run", progress=False)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "run/model").eval()
-    task = run.task_of(settings)
+    task = task_of(settings)
     ids, text = task.test.ids, (tmp_path / "data/test.txt").read_text()
     assert task.tokenizer.decode(ids) == text
     total, done, length = 0.0, 1, settings.length
@@ -158,16 +159,16 @@ def test_interrupted_runs_end_bitwise_where_others_do(name: str, tmp_path: Path)
     pieces = train(settings, tmp_path / "pieces", progress=False)
     timing = ("minutes", "ms_per_step")
     assert {k: v for k, v in pieces.items() if k not in timing} == {k: v for k, v in whole.items() if k not in timing}
-    one, other = (load_file(tmp_path / own / "model/model.safetensors") for own in ("whole", "pieces"))
+    one, other = (load_file(tmp_path / folder / "model/model.safetensors") for folder in ("whole", "pieces"))
     assert one.keys() == other.keys()
     assert all(torch.equal(one[key], other[key]) for key in one)
     logs = []
-    for own in ("whole", "pieces"):
-        lines = (tmp_path / own / "metrics.jsonl").read_text().splitlines()
+    for folder in ("whole", "pieces"):
+        lines = (tmp_path / folder / "metrics.jsonl").read_text().splitlines()
         entries = [json.loads(line) for line in lines]
         timed = ("second", "runtime", "flos")
         logs.append([{k: v for k, v in e.items() if not any(t in k for t in timed)} for e in entries])
-    logs = [[e for e in own if "train_loss" not in e] for own in logs]  # which is of the last piece
+    logs = [[e for e in log if "train_loss" not in e] for log in logs]  # which is of the last piece
     assert logs[0] == logs[1]
 
 
@@ -204,7 +205,7 @@ def test_runs_that_end_at_their_end(moment: str, tmp_path: Path, monkeypatch: py
             train(settings, tmp_path / "pieces", progress=False)
     pieces = train(settings, tmp_path / "pieces", progress=False)
     assert (pieces["steps"], pieces["metrics"]) == (whole["steps"], whole["metrics"])
-    one, other = (load_file(tmp_path / own / "model/model.safetensors") for own in ("whole", "pieces"))
+    one, other = (load_file(tmp_path / folder / "model/model.safetensors") for folder in ("whole", "pieces"))
     assert all(torch.equal(one[key], other[key]) for key in one)
 
 
@@ -214,7 +215,7 @@ def test_old_checkpoints_go_when_the_new_one_is_whole(tmp_path: Path, monkeypatc
     seal = checkpoints.seal
 
     def look(folder: Path) -> None:
-        sealed = [own.parent.name for own in folder.parent.glob(f"*/{checkpoints.SEAL}")]
+        sealed = [seal.parent.name for seal in folder.parent.glob(f"*/{checkpoints.SEAL}")]
         seen.append(len(sealed))
         seal(folder)
 
@@ -236,8 +237,8 @@ def test_accumulated_steps_are_means(tmp_path: Path) -> None:
         )
         norms = {}
         for accumulated in (1, 2):
-            own = {"gradient_accumulation_steps": accumulated, "per_device_train_batch_size": 8 // accumulated}
-            train(override(settings, {"trainer": own}), tmp_path / name / str(accumulated), progress=False)
+            steps = {"gradient_accumulation_steps": accumulated, "per_device_train_batch_size": 8 // accumulated}
+            train(override(settings, {"trainer": steps}), tmp_path / name / str(accumulated), progress=False)
             lines = (tmp_path / name / str(accumulated) / "metrics.jsonl").read_text().splitlines()
             norms[accumulated] = next(json.loads(line)["loss"] for line in lines if '"loss"' in line)
         assert 0.7 < norms[2] / norms[1] < 1.4
@@ -274,7 +275,7 @@ def begun(tmp_path: Path) -> tuple[Settings, Path]:
     with pytest.raises(Kill.Killed):
         train(settings, tmp_path / "run", progress=False, callbacks=[Kill(5)])
     folder = tmp_path / "run/checkpoints"
-    assert sorted(own.name for own in folder.iterdir()) == ["checkpoint-2", "checkpoint-4"]
+    assert sorted(checkpoint.name for checkpoint in folder.iterdir()) == ["checkpoint-2", "checkpoint-4"]
     return settings, folder
 
 
@@ -412,7 +413,7 @@ def test_other_settings_in_the_same_folder(tmp_path: Path) -> None:
     (tmp_path / "mine/thesis.tex").write_text("x")
     with pytest.raises(ValueError, match="expected a new folder"):
         train(settings, tmp_path / "mine", progress=False)
-    assert [own.name for own in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
+    assert [file.name for file in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
 
 
 def test_a_folder_that_is_in_use(tmp_path: Path) -> None:
@@ -443,22 +444,41 @@ def test_the_optimizer_has_groups_for_the_functions(tmp_path: Path) -> None:
                     seen[names[p]] = (group["initial_lr"], group["weight_decay"])
 
     train(settings, tmp_path / "run", progress=False, callbacks=[Look()])
-    own = {name for name in seen if name.endswith(("coefs", "knots"))}
-    assert len(own) == 6
-    assert {seen[name] for name in own} == {(3 * 0.001, 0.0)}
-    others = {value for name, value in seen.items() if name not in own}
+    reweighting = {name for name in seen if name.endswith(("coefs", "knots"))}
+    assert len(reweighting) == 6
+    assert {seen[name] for name in reweighting} == {(3 * 0.001, 0.0)}
+    others = {value for name, value in seen.items() if name not in reweighting}
     assert others == {(0.001, 0.1), (0.001, 0.0)}
     assert all(value[1] == 0 for name, value in seen.items() if name.endswith("bias") or "layernorm" in name)
+
+
+def test_checkpoints_with_older_groups_go_on(tmp_path: Path) -> None:
+    """Groups that know nothing of Muon, as they were once saved."""
+    settings = override(small("cpu-digits", tmp_path), {**BOTH, "trainer": {"max_steps": 5, "weight_decay": 0.1}})
+    whole = train(settings, tmp_path / "whole", progress=False)
+    with pytest.raises(Kill.Killed):
+        train(settings, tmp_path / "pieces", progress=False, callbacks=[Kill(3)])
+    checkpoint = checkpoints.last(tmp_path / "pieces/checkpoints")
+    assert checkpoint is not None
+    state = torch.load(checkpoint / "optimizer.pt", weights_only=True)
+    *others, reweighting = state["param_groups"]
+    assert [group["weight_decay"] for group in state["param_groups"]] == [0.1, 0.0, 0.0]
+    assert reweighting.pop("use_muon") is False
+    assert not any("use_muon" in group for group in others)
+    torch.save(state, checkpoint / "optimizer.pt")
+    checkpoints.seal(checkpoint)
+    pieces = train(settings, tmp_path / "pieces", progress=False)
+    assert (pieces["metrics"], pieces["parameters"]) == (whole["metrics"], whole["parameters"])
 
 
 def test_initial_weights_are_the_same_for_all_methods(tmp_path: Path) -> None:
     plain = small("cpu-digits", tmp_path)
     weights = []
-    for own in ({}, BOTH, {"attention": "entmax15"}):
-        task = run.task_of(override(plain, own))
+    for changes in ({}, BOTH, {"attention": "entmax15"}):
+        task = task_of(override(plain, changes))
         torch.manual_seed(3)
         model = task.model()
-        methods.convert(model, override(plain, own))
+        methods.convert(model, override(plain, changes))
         weights.append({n: p.clone() for n, p in model.named_parameters() if not n.endswith(("coefs", "knots"))})
     for other in weights[1:]:
         assert weights[0].keys() == other.keys()
@@ -516,10 +536,10 @@ def test_retrofit(tmp_path: Path) -> None:
     after = train(override(base, {**start, **BOTH, "trainer": {"warmup_steps": 0}}), tmp_path / "after", progress=False)
     weights = load_file(tmp_path / "softmax/model/model.safetensors")
     trained = load_file(tmp_path / "after/model/model.safetensors")
-    own = trained.keys() - weights.keys()
-    assert len(own) == 6
+    added = trained.keys() - weights.keys()
+    assert len(added) == 6
     assert all(torch.equal(weights[key], trained[key]) for key in weights)
-    assert any(bool(trained[key].any()) for key in own if key.endswith("coefs"))
+    assert any(bool(trained[key].any()) for key in added if key.endswith("coefs"))
     assert after["steps"] == 2
     with pytest.raises(ValueError, match="expected start to be a model with softmax, got a converted one"):
         train(override(base, {**start, **BOTH, "start": str(tmp_path / "after/model")}), tmp_path / "x", progress=False)
@@ -572,6 +592,23 @@ def test_settings_that_cannot_be(values: dict, words: str) -> None:
         Settings(**values)
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, "softmax"),
+        ({"attention": "multimax"}, "MultiMax attention"),
+        ({"output": "multimax"}, "MultiMax output"),
+        ({"attention": "multimax", "output": "multimax"}, "MultiMax both"),
+        ({"attention": "entmax15", "output": "multimax"}, "entmax15 attention, MultiMax output"),
+        ({"temperature": 0.5}, "softmax, temperature 0.5"),
+        ({"attention": "multimax", "order": 1, "per_head": True}, "MultiMax attention, order 1, per head"),
+        ({"attention": "topk", "attention_options": {"k": 8}}, "topk attention, k 8"),
+    ],
+)
+def test_methods_in_words(settings: dict, words: str) -> None:
+    assert method(Settings(**settings)) == words
+
+
 @pytest.mark.parametrize("values", [{"order": "2"}, {"per_head": 1}, {"seed": True}, {"trainer": []}, {"order": 2.0}])
 def test_settings_of_another_type(values: dict) -> None:
     with pytest.raises(TypeError, match=f"expected the setting {next(iter(values))} to be of type"):
@@ -579,9 +616,9 @@ def test_settings_of_another_type(values: dict) -> None:
 
 
 def test_presets_are_found_by_name_and_as_files(tmp_path: Path) -> None:
-    own = preset("cpu-digits")
-    (tmp_path / "mine.json").write_text(json.dumps(as_dict(own)))
-    assert preset(str(tmp_path / "mine.json")) == own
+    digits = preset("cpu-digits")
+    (tmp_path / "mine.json").write_text(json.dumps(as_dict(digits)))
+    assert preset(str(tmp_path / "mine.json")) == digits
     with pytest.raises(ValueError, match="expected a preset out of cpu-cifar10"):
         preset("nope")
     (tmp_path / "bad.json").write_text("{")

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+import results_tables
 from multimax.experiments import results
 from multimax.experiments.results import Run, Sweep, read, save
 from multimax.experiments.table import markdown, paired_difference, parameters_markdown
@@ -51,15 +52,17 @@ def run(label: str, seed: int, found: dict[str, Any], **config: Any) -> Run:
 
 def sweep(values: dict[str, list[Any]], metric: str = "accuracy", **others: Any) -> Sweep:
     seeds = range(max(map(len, values.values())))
-    runs = [run(label, seed, result(**{metric: v})) for label, own in values.items() for seed, v in enumerate(own)]
+    runs = [
+        run(label, seed, result(**{metric: v})) for label, column in values.items() for seed, v in enumerate(column)
+    ]
     return Sweep(about(values, seeds, **others), runs)
 
 
-def write(folder: Path, own: Sweep) -> Path:
+def write(folder: Path, example: Sweep) -> Path:
     """The folder that a sweep would have written."""
     folder.mkdir(exist_ok=True)
-    (folder / "sweep.json").write_text(json.dumps(own.about))
-    for each in own.runs:
+    (folder / "sweep.json").write_text(json.dumps(example.about))
+    for each in example.runs:
         place = folder / re.sub(r"\W+", "-", each.label.lower()) / f"seed-{each.seed}"
         place.mkdir(parents=True)
         for name in results.FILES:
@@ -92,15 +95,15 @@ def notes(text: str) -> str:
 
 
 def test_reads_the_folder_in_the_order_of_the_sweep(tmp_path: Path) -> None:
-    own = sweep({"softmax": [0.9, 0.8, 0.7], "b": [0.1, 0.2, 0.3], "a": [0.4, 0.5, 0.6]})
-    folder = write(tmp_path / "s", own)
+    example = sweep({"softmax": [0.9, 0.8, 0.7], "b": [0.1, 0.2, 0.3], "a": [0.4, 0.5, 0.6]})
+    folder = write(tmp_path / "s", example)
     (folder / "b" / "seed-1" / "result.json").unlink()  # has begun
     shutil.rmtree(folder / "a")  # has not
     (folder / "b" / "seed-0-old").mkdir()
     (folder / "logs").mkdir()
     (folder / "logs" / "seed-3").write_text("no folder")
     found = read(str(folder))
-    assert found.about == own.about
+    assert found.about == example.about
     assert found.labels == ["softmax", "b", "a"]
     assert [(each.label, each.seed) for each in found.runs] == [
         ("softmax", 0),
@@ -110,9 +113,9 @@ def test_reads_the_folder_in_the_order_of_the_sweep(tmp_path: Path) -> None:
         ("b", 2),
     ]
     assert found.missing == [("b", 1), ("a", 0), ("a", 1), ("a", 2)]
-    assert found.runs[3] == own.runs[3]
-    assert read(write(tmp_path / "whole", own)) == own
-    assert own.missing == []
+    assert found.runs[3] == example.runs[3]
+    assert read(write(tmp_path / "whole", example)) == example
+    assert example.missing == []
 
 
 def test_seeds_in_the_order_of_the_sweep(tmp_path: Path) -> None:
@@ -259,31 +262,31 @@ def test_a_wrong_result(tmp_path: Path, values: dict[str, Any], text: str) -> No
 
 
 def test_saved_and_read_again(tmp_path: Path) -> None:
-    own = sweep({"softmax": [0.9, 0.8, "inf"], "b": [0.1], "a": [0.4, 0.5]})
+    example = sweep({"softmax": [0.9, 0.8, "inf"], "b": [0.1], "a": [0.4, 0.5]})
     file = tmp_path / "sweep.json"
-    save(own, str(file))
+    save(example, str(file))
     found = read(file)
-    assert found == own
+    assert found == example
     assert found.labels == ["softmax", "b", "a"]  # though the file's keys are sorted
-    assert found.missing == own.missing == [("b", 1), ("b", 2), ("a", 2)]
-    assert markdown(found) == markdown(own)
+    assert found.missing == example.missing == [("b", 1), ("b", 2), ("a", 2)]
+    assert markdown(found) == markdown(example)
     assert [each.name for each in tmp_path.iterdir()] == ["sweep.json"]
-    assert markdown(read(write(tmp_path / "s", own))) == markdown(own)
+    assert markdown(read(write(tmp_path / "s", example))) == markdown(example)
 
 
 def test_the_file_does_not_depend_on_the_order_of_keys(tmp_path: Path) -> None:
-    own = sweep(ACCURACY)
+    example = sweep(ACCURACY)
     turned = Sweep(
-        dict(reversed(own.about.items())),
-        [Run(o.label, o.seed, dict(reversed(o.config.items())), o.environment, o.result) for o in own.runs],
+        dict(reversed(example.about.items())),
+        [Run(o.label, o.seed, dict(reversed(o.config.items())), o.environment, o.result) for o in example.runs],
     )
-    save(own, tmp_path / "a")
+    save(example, tmp_path / "a")
     save(turned, tmp_path / "b")
     save(read(tmp_path / "a"), tmp_path / "c")
     assert (tmp_path / "a").read_text() == (tmp_path / "b").read_text() == (tmp_path / "c").read_text()
     lines = (tmp_path / "a").read_text().splitlines()
     assert '   "seed": 2' in [line.rstrip(",") for line in lines]  # a line an entry
-    changed = Sweep(own.about, [*own.runs[:-1], run("MultiMax attention", 2, result(accuracy=0.5))])
+    changed = Sweep(example.about, [*example.runs[:-1], run("MultiMax attention", 2, result(accuracy=0.5))])
     save(changed, tmp_path / "a")
     assert sum(a != b for a, b in zip(lines, (tmp_path / "a").read_text().splitlines(), strict=True)) == 1
 
@@ -297,9 +300,9 @@ def test_the_file_is_strict_json(tmp_path: Path) -> None:
 
     content = json.loads((tmp_path / "a").read_text(), parse_constant=fail)
     assert content["runs"][0]["result"]["metrics"] == {"accuracy": "inf", "loss": "nan"}
-    own = read(tmp_path / "a")
-    assert cells(markdown(own))[1][1] == "- (1 of 1 not finite)"
-    assert cells(parameters_markdown(own, "softmax"))[1] == ["layer", "nan"]
+    example = read(tmp_path / "a")
+    assert cells(markdown(example))[1][1] == "- (1 of 1 not finite)"
+    assert cells(parameters_markdown(example, "softmax"))[1] == ["layer", "nan"]
 
 
 def test_lists_of_numbers_take_one_line(tmp_path: Path) -> None:
@@ -334,8 +337,8 @@ def test_lists_of_numbers_take_one_line(tmp_path: Path) -> None:
     ],
 )
 def test_no_paths_of_the_machine(tmp_path: Path, key: str, value: Any, kept: Any) -> None:
-    own = Run("softmax", 0, {key: value}, {key: value}, {**result(), "notes": {key: value}})
-    save(Sweep(about(["softmax"], [0], methods={"softmax": {key: value}}), [own]), tmp_path / "a")
+    saved = Run("softmax", 0, {key: value}, {key: value}, {**result(), "notes": {key: value}})
+    save(Sweep(about(["softmax"], [0], methods={"softmax": {key: value}}), [saved]), tmp_path / "a")
     found = read(tmp_path / "a")
     (saved,) = found.runs
     assert saved.config == {key: kept}
@@ -345,9 +348,9 @@ def test_no_paths_of_the_machine(tmp_path: Path, key: str, value: Any, kept: Any
 
 
 def test_a_label_that_looks_like_a_path_stays(tmp_path: Path) -> None:
-    own = sweep({"softmax": [0.5, 0.6], "/a/b": [0.5, 0.7]}, baseline="/a/b")
-    save(own, tmp_path / "a")
-    assert read(tmp_path / "a") == own
+    example = sweep({"softmax": [0.5, 0.6], "/a/b": [0.5, 0.7]}, baseline="/a/b")
+    save(example, tmp_path / "a")
+    assert read(tmp_path / "a") == example
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"format": "other"}', "my notes"])
@@ -434,7 +437,7 @@ numbers = st.floats(-1e4, 1e4)
 @settings(deadline=None)
 @given(st.lists(st.tuples(numbers, numbers), min_size=2, max_size=8))
 def test_the_interval_is_that_of_the_paired_t_test(pairs: list[tuple[float, float]]) -> None:
-    ours, base = (list(own) for own in zip(*pairs, strict=True))
+    ours, base = (list(column) for column in zip(*pairs, strict=True))
     extra = {100: 3.0}  # a seed that the other has not
     found = paired_difference(dict(enumerate(ours)), {**dict(enumerate(base)), **extra})
     assert found is not None
@@ -464,8 +467,8 @@ def test_other_confidence() -> None:
 @settings(deadline=None, max_examples=50)
 @given(st.dictionaries(st.text(min_size=1), st.lists(st.floats(0, 1), min_size=1, max_size=4), min_size=1, max_size=4))
 def test_any_sweep_gives_a_table(values: dict[str, list[float]]) -> None:
-    own = sweep(values, baseline=next(iter(values)))
-    rows = cells(markdown(own))
+    example = sweep(values, baseline=next(iter(values)))
+    rows = cells(markdown(example))
     assert len(rows) == len(values) + 1
     for row, (label, accuracies) in zip(rows[1:], values.items(), strict=True):
         assert re.sub(r"\\([\\|])", r"\1", row[0]) == " ".join(label.split())
@@ -483,17 +486,17 @@ def test_one_seed_has_no_deviation_and_no_interval() -> None:
 
 
 def test_differences_are_of_common_seeds() -> None:
-    own = sweep({"softmax": [0.90, 0.92], "b": [0.91, 0.94, 0.99]})
-    assert cells(markdown(own))[2] == ["b", "94.67 ± 4.04", "3", "+1.50 [-4.85, +7.85] (2 seeds)"]
-    assert "1 run is not over: softmax seed 2." in notes(markdown(own))
-    runs = [each for each in own.runs if (each.label, each.seed) not in {("b", 0), ("b", 1)}]
-    assert cells(markdown(Sweep(own.about, runs)))[2] == ["b", "99.00", "1", "-"]
-    assert "3 runs are not over: softmax seed 2, b seeds 0, 1." in notes(markdown(Sweep(own.about, runs)))
+    example = sweep({"softmax": [0.90, 0.92], "b": [0.91, 0.94, 0.99]})
+    assert cells(markdown(example))[2] == ["b", "94.67 ± 4.04", "3", "+1.50 [-4.85, +7.85] (2 seeds)"]
+    assert "1 run is not over: softmax seed 2." in notes(markdown(example))
+    runs = [each for each in example.runs if (each.label, each.seed) not in {("b", 0), ("b", 1)}]
+    assert cells(markdown(Sweep(example.about, runs)))[2] == ["b", "99.00", "1", "-"]
+    assert "3 runs are not over: softmax seed 2, b seeds 0, 1." in notes(markdown(Sweep(example.about, runs)))
 
 
 def test_pairs_are_of_equal_seeds_whatever_the_order() -> None:
     values = {"softmax": [(2, 0.5), (1, 0.6), (0, 0.7)], "b": [(0, 0.71), (1, 0.62), (2, 0.53)]}
-    runs = [run(label, seed, result(accuracy=v)) for label, own in values.items() for seed, v in own]
+    runs = [run(label, seed, result(accuracy=v)) for label, column in values.items() for seed, v in column]
     assert cells(markdown(Sweep(about(values), runs)))[2][-1] == "+2.00 [-0.48, +4.48]"
 
 
@@ -508,22 +511,24 @@ def test_another_baseline() -> None:
 
 
 def test_no_minus_before_zero_and_no_endless_numbers() -> None:
-    own = sweep({"softmax": [1.0, 2.0], "b": [1.0 - 1e-9, 2.0 - 1e-9], "c": [3e9, 1e30]}, "perplexity", task="language")
-    rows = cells(markdown(own))
+    example = sweep(
+        {"softmax": [1.0, 2.0], "b": [1.0 - 1e-9, 2.0 - 1e-9], "c": [3e9, 1e30]}, "perplexity", task="language"
+    )
+    rows = cells(markdown(example))
     assert rows[2] == ["b", "1.50 ± 0.71", "2", "+0.00 [+0.00, +0.00]"]
     assert rows[3][1] == "5e+29 ± 7.07e+29"
 
 
 def test_diverged_runs_are_counted() -> None:
-    own = sweep({"softmax": [0.9, 0.92, 0.91], "b": [0.93, 0.1, 0.1], "c": [0.1, 0.1, 0.1]})
+    example = sweep({"softmax": [0.9, 0.92, 0.91], "b": [0.93, 0.1, 0.1], "c": [0.1, 0.1, 0.1]})
     runs = []
-    for each in own.runs:
+    for each in example.runs:
         bad = each.label == "c" or (each.label == "b" and each.seed > 0)
         found = {**each.result, "status": "diverged", "reason": f"loss nan at step {each.seed}"} if bad else each.result
         if each.label == "c":
             del found["metrics"]
         runs.append(run(each.label, each.seed, found))
-    text = markdown(Sweep(own.about, runs))
+    text = markdown(Sweep(example.about, runs))
     assert cells(text)[1:] == [
         ["softmax", "91.00 ± 1.00", "3", ""],
         ["b", "93.00", "2 of 3 diverged", "-"],
@@ -531,13 +536,13 @@ def test_diverged_runs_are_counted() -> None:
     ]
     assert "Diverged, and in no mean: b seed 1 (loss nan at step 1), b seed 2 (loss nan at step 2), c seed 0" in text
     assert "not over" not in text
-    assert "Diverged" not in markdown(own)
+    assert "Diverged" not in markdown(example)
 
 
 def test_diverged_baseline() -> None:
-    own = sweep({"softmax": [0.9, 0.92, 0.5], "b": [0.93, 0.94, 0.96]})
-    runs = [*own.runs[:2], run("softmax", 2, result("diverged", accuracy=0.5)), *own.runs[3:]]
-    text = markdown(Sweep(own.about, runs))
+    example = sweep({"softmax": [0.9, 0.92, 0.5], "b": [0.93, 0.94, 0.96]})
+    runs = [*example.runs[:2], run("softmax", 2, result("diverged", accuracy=0.5)), *example.runs[3:]]
+    text = markdown(Sweep(example.about, runs))
     assert cells(text)[2][-1] == "+2.50 [-3.85, +8.85] (2 seeds)"
     assert "softmax seed 2 (no reason given)" in text
 
@@ -551,35 +556,37 @@ def test_metrics_that_are_no_number_are_seen(bad: Any) -> None:
 
 def test_metrics_by_default() -> None:
     measured = {"multi_modality": 0.5, "sparsity": 0.25, "patch_similarity": 0.75, "loss": 1.0}
-    own = Sweep(about(["softmax", "b"], [0]), [run("softmax", 0, result(accuracy=0.5, **measured))])
-    rows = cells(markdown(own))
+    example = Sweep(about(["softmax", "b"], [0]), [run("softmax", 0, result(accuracy=0.5, **measured))])
+    rows = cells(markdown(example))
     assert rows[0][1:5] == ["accuracy, % ↑", "multi-modality ↑", "sparsity ↑", "patch similarity ↓"]
     assert rows[1] == ["softmax", "50.00", "0.5000", "0.2500", "0.7500", "1", ""]
     assert rows[2] == ["b", "-", "-", "-", "-", "0", "-"]
-    language = Sweep({**own.about, "task": "language"}, [run("softmax", 0, result(perplexity=40.126, sparsity=0.5))])
+    language = Sweep(
+        {**example.about, "task": "language"}, [run("softmax", 0, result(perplexity=40.126, sparsity=0.5))]
+    )
     assert cells(markdown(language))[0][1:3] == ["perplexity ↓", "sparsity ↑"]
     assert "percentage points" not in markdown(language)
-    translation = Sweep({**own.about, "task": "translation"}, [run("softmax", 0, result(bleu=30.5))])
+    translation = Sweep({**example.about, "task": "translation"}, [run("softmax", 0, result(bleu=30.5))])
     assert cells(markdown(translation))[:2] == [
         ["method", "BLEU ↑", "seeds", "difference to softmax (95%)"],
         ["softmax", "30.50", "1", ""],
     ]
     with pytest.raises(ValueError, match="tasks vision, language, translation, got 'speech'; name the metrics"):
-        markdown(Sweep({**own.about, "task": "speech"}, own.runs))
+        markdown(Sweep({**example.about, "task": "speech"}, example.runs))
 
 
 def test_metrics_by_name() -> None:
-    own = Sweep(about(["softmax"], [0, 1]), [run("softmax", s, result(accuracy=0.5, loss=s + 1)) for s in (0, 1)])
-    rows = cells(markdown(own, ["loss", "ms_per_step", "loss"]))
-    assert rows[0][1:3] == ["loss ↓", "ms a step ↓"]
+    example = Sweep(about(["softmax"], [0, 1]), [run("softmax", s, result(accuracy=0.5, loss=s + 1)) for s in (0, 1)])
+    rows = cells(markdown(example, ["loss", "ms_per_step", "loss"]))
+    assert rows[0][1:3] == ["loss ↓", "ms per step ↓"]
     assert rows[1] == ["softmax", "1.5000 ± 0.7071", "35.1 ± 0.0", "2", ""]
     with pytest.raises(ValueError, match=r"expected metrics out of accuracy, .*ms_per_step, got 'acuracy'"):
-        markdown(own, ["acuracy"])
+        markdown(example, ["acuracy"])
     with pytest.raises(ValueError, match="metrics that the runs have, accuracy, loss, ms_per_step, got 'bleu'"):
-        markdown(own, ["bleu"])
+        markdown(example, ["bleu"])
     for wrong in ("accuracy", []):
         with pytest.raises(TypeError, match="expected metrics to be several names"):
-            markdown(own, wrong)
+            markdown(example, wrong)
 
 
 def test_metrics_that_some_runs_have_not_measured() -> None:
@@ -589,11 +596,11 @@ def test_metrics_that_some_runs_have_not_measured() -> None:
 
 
 def test_no_run_is_over() -> None:
-    own = Sweep(about(), [])
-    text = markdown(own)
+    example = Sweep(about(), [])
+    text = markdown(example)
     assert cells(text)[1] == ["softmax", "-", "0", ""]
     assert "6 runs are not over: softmax seeds 0, 1, 2, MultiMax attention seeds 0, 1, 2." in text
-    assert cells(markdown(own, ["bleu"]))[0][1] == "BLEU ↑"
+    assert cells(markdown(example, ["bleu"]))[0][1] == "BLEU ↑"
 
 
 def test_the_papers_column() -> None:
@@ -608,30 +615,30 @@ def test_the_papers_column() -> None:
 
 def test_what_it_cost_and_where_it_ran() -> None:
     text = notes(markdown(sweep(ACCURACY)))
-    assert "- Preset cpu-digits, data digits, 600 steps, 1.5 minutes a run, 9.0 minutes in all.\n" in text
+    assert "- Preset cpu-digits, data digits, 600 steps, 1.5 minutes per run, 9.0 minutes in all.\n" in text
     assert "- Run with cpu Some CPU @ 2 GHz, threads 2, multimax 0.1.0, torch 2.13.0.\n" in text
     assert text.endswith("- Commit 0123456789.")
 
 
 def test_runs_that_differ() -> None:
-    own = sweep(ACCURACY)
+    example = sweep(ACCURACY)
     other = {
         **ENVIRONMENT,
         "threads": 4,
         "commit": "fedcba9876543210fedcba9876543210fedcba98-dirty",
         "python": "/a/b/py",
     }
-    last = own.runs[-1]
+    last = example.runs[-1]
     long = {**last.result, "steps": 12000, "minutes": 0.05}
-    runs = [*own.runs[:-1], Run(last.label, last.seed, {"data": "/home/someone/mnist"}, other, long)]
-    text = notes(markdown(Sweep(own.about, runs)))
-    assert "data digits, mnist, 600 to 12,000 steps, 1.3 minutes a run, 7.5 minutes in all." in text
+    runs = [*example.runs[:-1], Run(last.label, last.seed, {"data": "/home/someone/mnist"}, other, long)]
+    text = notes(markdown(Sweep(example.about, runs)))
+    assert "data digits, mnist, 600 to 12,000 steps, 1.3 minutes per run, 7.5 minutes in all." in text
     assert "- 5 runs with cpu Some CPU @ 2 GHz, threads 2," in text
     assert "- 1 run with cpu Some CPU @ 2 GHz, python py, threads 4," in text
     assert text.endswith("- Commits 0123456789, fedcba9876-dirty.")
     assert "someone" not in text
     bare = [Run(each.label, each.seed, {}, {"commit": None}, {"status": "finished", "metrics": {}}) for each in runs]
-    text = notes(markdown(Sweep(own.about, bare)))
+    text = notes(markdown(Sweep(example.about, bare)))
     assert text.endswith("- Preset cpu-digits.\n- Commit unknown.")
 
 
@@ -639,18 +646,18 @@ def test_the_name_that_the_data_has(tmp_path: Path) -> None:
     runs = [run("softmax", seed, {**result(), "data": "owner/text"}, data="/home/someone/python") for seed in (0, 1)]
     runs.append(run("softmax", 2, result("diverged"), data="/home/someone/python"))  # did not get to the name
     runs.append(run("b", 0, result(), data="hub:owner/other"))
-    own = Sweep(about(["softmax", "b"]), runs)
-    assert "digits, data hub:owner/other, owner/text, 600 steps" in notes(markdown(own))
-    save(own, tmp_path / "a")
-    assert markdown(read(tmp_path / "a")) == markdown(own)
+    example = Sweep(about(["softmax", "b"]), runs)
+    assert "digits, data hub:owner/other, owner/text, 600 steps" in notes(markdown(example))
+    save(example, tmp_path / "a")
+    assert markdown(read(tmp_path / "a")) == markdown(example)
 
 
 def test_runs_that_went_on_elsewhere() -> None:
     elsewhere = [{"threads": 8, "commit": None}, {"threads": 9, "gpu": None, "commit": "abc"}]
-    own = Run("softmax", 0, {}, {"threads": 2, "commit": "abc", "resumed_on": elsewhere}, result())
-    text = notes(markdown(Sweep(about(["softmax"], [0]), [own])))
+    resumed = Run("softmax", 0, {}, {"threads": 2, "commit": "abc", "resumed_on": elsewhere}, result())
+    text = notes(markdown(Sweep(about(["softmax"], [0]), [resumed])))
     assert "- 1 run with threads 2.\n- 1 run with threads 8.\n- 1 run with threads 9.\n- Commits abc, unknown." in text
-    assert "resumed_on" in own.environment  # is not changed
+    assert "resumed_on" in resumed.environment  # is not changed
 
 
 def test_labels_cannot_break_the_table() -> None:
@@ -699,8 +706,10 @@ def test_learned_parameters() -> None:
 
 
 def test_parameters_of_other_functions_and_of_one_seed() -> None:
-    own = Sweep(about(["softmax"], [0]), [run("softmax", 0, parameters(a={"temperature": [1.0, 2.0]}, b={"t_b": 0.5}))])
-    text = parameters_markdown(own, "softmax")
+    example = Sweep(
+        about(["softmax"], [0]), [run("softmax", 0, parameters(a={"temperature": [1.0, 2.0]}, b={"t_b": 0.5}))]
+    )
+    text = parameters_markdown(example, "softmax")
     assert cells(text) == [["layer", "t_b1", "temperature"], ["a", "-", "1.5000"], ["b", "0.5000", "-"]]
     assert notes(text) == "- softmax: one seed."
 
@@ -713,8 +722,8 @@ def test_an_encoder_comes_before_its_decoder_and_the_output_last() -> None:
         "decoder.layers.0.self",
         "a",
     ]
-    own = Sweep(about(["b"], [0]), [run("b", 0, parameters(**{name: {"t_b": 0.5} for name in reversed(names)}))])
-    assert [row[0] for row in cells(parameters_markdown(own, "b"))[1:]] == names
+    example = Sweep(about(["b"], [0]), [run("b", 0, parameters(**{name: {"t_b": 0.5} for name in reversed(names)}))])
+    assert [row[0] for row in cells(parameters_markdown(example, "b"))[1:]] == names
 
 
 def test_parameters_of_diverged_runs_and_nan() -> None:
@@ -729,13 +738,13 @@ def test_parameters_of_diverged_runs_and_nan() -> None:
 
 
 def test_no_parameters_to_show() -> None:
-    own = sweep(ACCURACY)
+    example = sweep(ACCURACY)
     with pytest.raises(ValueError, match="learned parameters of 'softmax', got a method that has learned none"):
-        parameters_markdown(own, "softmax")
+        parameters_markdown(example, "softmax")
     with pytest.raises(ValueError, match=r"label to be a method of the sweep, 'softmax', .*, got 'x'"):
-        parameters_markdown(own, "x")
+        parameters_markdown(example, "x")
     with pytest.raises(ValueError, match="learned parameters of 'softmax', got no run that is finished"):
-        parameters_markdown(Sweep(own.about, []), "softmax")
+        parameters_markdown(Sweep(example.about, []), "softmax")
     for wrong in ({"t_b": [[1.0, 2.0], [1.0]]}, {"t_b": "x"}, {"omega": []}, {"b": {"x": 1}}):
         broken = Sweep(about(["softmax"], [4]), [run("softmax", 4, parameters(layer=wrong))])
         with pytest.raises(ValueError, match="parameters of 'layer' in the run of 'softmax' with seed 4, got"):
@@ -746,3 +755,10 @@ def test_needs_no_transformers() -> None:
     code = "import sys, multimax; import multimax.experiments.table; print('transformers' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_the_page_of_results_shows_what_the_runs_gave() -> None:
+    page = results_tables.PAGE.read_text(encoding="utf-8")
+    shown = {match[3] for match in results_tables.PLACE.finditer(page)}
+    assert shown == {path.stem for path in (results_tables.FOLDER / "results").glob("*.json")}
+    assert results_tables.page() == page  # python tools/results_tables.py

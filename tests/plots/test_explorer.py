@@ -1,4 +1,4 @@
-"""The explorer: the command, and its page in a real browser, whose numbers are compared with Python's."""
+"""The explorer: its server, and its page in a real browser, whose numbers are compared with Python's."""
 
 import contextlib
 import io
@@ -6,15 +6,10 @@ import json
 import math
 import random
 import re
-import signal
-import socket
-import subprocess
-import sys
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +17,7 @@ import torch
 
 import multimax
 from browser import Watched, browser  # noqa: F401, a fixture
-from multimax import cli, metrics, plots, reweighting
+from multimax import metrics, plots, reweighting
 from multimax.plots import explorer
 
 KEYS = ("softmax", "sparsemax", "entmax15", "evsoftmax", "multimax")
@@ -30,12 +25,12 @@ OTHERS = {key: getattr(reweighting, key) for key in KEYS[:-1]}
 PYTHON_NAMES = dict(zip(KEYS, ("softmax", "sparsemax", "entmax-1.5", "Ev-SoftMax", "MultiMax"), strict=True))
 
 
-# ---- the command ----
+# ---- the server ----
 
 
 def test_the_packaged_page_holds_the_presets():
     text = explorer.FILE.read_text(encoding="utf-8")
-    assert explorer.page() == text, "run multimax explore --save src/multimax/explorer/page.html"
+    assert explorer.page() == text, "run multimax explore --save src/multimax/plots/explorer/page.html"
     found = json.loads(re.search(r'id="presets">\n(.*?)\n</script>', text, re.DOTALL)[1])
     assert list(found) == list(multimax.presets)
     for name, layers in multimax.presets.items():
@@ -85,66 +80,6 @@ def test_a_connection_closed_early_is_no_error(capfd: pytest.CaptureFixture[str]
         except ValueError:
             server.handle_error(None, ("127.0.0.1", 1))
         assert "of ours" in capfd.readouterr().err
-
-
-def test_command_until_interrupted():
-    # in a shell's background tests ignore Ctrl-C, and so would what they start
-    listen = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-    run = "import sys; from multimax import cli; sys.exit(cli.main(sys.argv[1:]))"
-    command = [sys.executable, "-c", f"{listen}; {run}", "explore", "--port", "0", "--no-browser"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            line = process.stdout.readline()
-            address = re.fullmatch(r"MultiMax explorer: (http://127\.0\.0\.1:\d+/) \(Ctrl-C ends it\)\n", line)[1]
-            with urllib.request.urlopen(address) as answer:
-                assert answer.status == 200
-            process.send_signal(signal.SIGINT)
-            rest, errors = process.communicate(timeout=60)
-        finally:
-            process.kill()  # else a failure would wait for it
-    assert (process.returncode, rest, errors.strip()) == (0, "", "")
-
-
-def test_command_opens_the_browser(monkeypatch: pytest.MonkeyPatch):
-    opened, done = [], threading.Event()
-
-    def open_page(address: str) -> None:
-        opened.append(address)
-        done.set()
-
-    def stop(self: Any) -> None:
-        done.wait(10)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(explorer.webbrowser, "open", open_page)
-    monkeypatch.setattr(explorer._Server, "serve_forever", stop)
-    assert cli.main(["explore", "--port", "0"]) == 0
-    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", opened[0])
-    opened.clear()
-    done.set()
-    assert cli.main(["explore", "--port", "0", "--no-browser"]) == 0
-    assert not opened
-
-
-def test_command_saves_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert cli.main(["explore", "--save", str(tmp_path / "own.html")]) == 0
-    assert (tmp_path / "own.html").read_text(encoding="utf-8") == explorer.page()
-    assert "own.html: open it in a browser" in capsys.readouterr().out
-
-
-def test_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        assert cli.main(["explore", "--no-browser", "--port", str(port)]) == 1
-    assert f"multimax: expected a free port, got {port} (Address already in use); choose" in capsys.readouterr().err
-    assert cli.main(["explore", "--port", "65536"]) == 1
-    assert "multimax: expected a port from 0 to 65535, got 65536" in capsys.readouterr().err
-    with pytest.raises(TypeError, match="multimax: expected port to be an int, got str"):
-        explorer.server("8317")
-    assert cli.main(["explore", "--save", str(tmp_path)]) == 1
-    assert f"expected a file that can be written, got {tmp_path}: Is a directory" in capsys.readouterr().err
 
 
 # ---- the page ----

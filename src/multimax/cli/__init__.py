@@ -1,4 +1,4 @@
-"""The command `multimax`."""
+"""The command `multimax`: one file for each subcommand."""
 
 from multimax.cli.command import main
 

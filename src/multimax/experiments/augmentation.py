@@ -105,7 +105,9 @@ class _Pictures(Dataset[dict[str, Tensor | int]]):
         if len(images) == 0:
             raise ValueError("multimax: expected at least one image, got none")
         if len(images.labels) != len(images):
-            raise ValueError(f"multimax: expected a label an image, got {len(images.labels)} for {len(images)} images")
+            raise ValueError(
+                f"multimax: expected one label per image, got {len(images.labels)} for {len(images)} images"
+            )
         if len(mean) not in (1, 3) or len(std) != len(mean):
             raise ValueError(
                 f"multimax: expected mean and std of 1 or 3 numbers, one a channel, got {len(mean)} and {len(std)}"
@@ -158,8 +160,8 @@ class _Pictures(Dataset[dict[str, Tensor | int]]):
 
     def _items(self, pixels: Tensor, indices: Sequence[int]) -> list[dict[str, Tensor | int]]:
         return [
-            {"pixel_values": own, "labels": self.labels[index]}
-            for own, index in zip(pixels.unbind(0), indices, strict=True)
+            {"pixel_values": image, "labels": self.labels[index]}
+            for image, index in zip(pixels.unbind(0), indices, strict=True)
         ]
 
 
@@ -200,25 +202,25 @@ class TrainImages(_Pictures):
             raise IndexError(f"multimax: expected draws of at least 0, got {numbers.min()}")
         if len(numbers) == 0:
             return []
-        own = self.augmentation
+        options = self.augmentation
         indices: list[int] = (numbers % len(self.images)).tolist()
         images = [self._read(index) for index in indices]
-        if own.random_resized_crop:
+        if options.random_resized_crop:
             dice = self._dice(numbers, CROP)
             images = [pictures.random_resized_crop(p, self.size, d) for p, d in zip(images, dice, strict=True)]
         batch = torch.stack([self._fit(image) for image in images])
-        if own.padding:
+        if options.padding:
             batch = self._shifted(batch, numbers)
-        if own.flip:
+        if options.flip:
             values, mirrored = batch.numpy(), _uniform(self.seed, numbers, FLIP) < 0.5
             values[mirrored] = values[mirrored][..., ::-1]
-        if own.color_jitter or own.randaugment:
+        if options.color_jitter or options.randaugment:
             dice = self._dice(numbers, COLOUR)
             batch = torch.stack([self._coloured(p, d) for p, d in zip(batch, dice, strict=True)])
         pixels = self._normalised(batch)
-        if own.erasing:
+        if options.erasing:
             for picture, d in zip(pixels, self._dice(numbers, ERASE), strict=True):
-                if d.random() < own.erasing:
+                if d.random() < options.erasing:
                     pictures.erase_(picture, d)
         return self._items(pixels, indices)
 
@@ -369,7 +371,7 @@ class Mix:
             )
         if labels.shape != pixel_values.shape[:1] or labels.is_floating_point():
             raise ValueError(
-                f"multimax: expected labels of shape ({len(pixel_values)},), one class a picture, "
+                f"multimax: expected labels of shape ({len(pixel_values)},), one class per picture, "
                 f"got {labels.dtype} of shape {checks.shape(labels)}"
             )
         if len(labels) and not labels.is_cuda:  # where looking at values would wait for all that is under way

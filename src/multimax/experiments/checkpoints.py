@@ -39,15 +39,16 @@ def write_json(path: Path, value: object, indent: int | None = 2) -> None:
 def is_empty(folder: Path) -> bool:
     """Whether a folder is not there, or holds nothing but what a killed process may have left."""
     return not folder.exists() or (
-        folder.is_dir() and all(own.name == LOCK or own.name.endswith(".partial") for own in folder.iterdir())
+        folder.is_dir() and all(entry.name == LOCK or entry.name.endswith(".partial") for entry in folder.iterdir())
     )
 
 
 def seal(checkpoint: Path) -> None:
     """Says that a checkpoint is complete, with sizes and checksums of its files."""
-    files = sorted(own for own in checkpoint.rglob("*") if own.is_file() and own.name != SEAL)
+    files = sorted(file for file in checkpoint.rglob("*") if file.is_file() and file.name != SEAL)
     content = {
-        own.relative_to(checkpoint).as_posix(): {"bytes": own.stat().st_size, "crc32": checksum(own)} for own in files
+        file.relative_to(checkpoint).as_posix(): {"bytes": file.stat().st_size, "crc32": checksum(file)}
+        for file in files
     }
     write_json(checkpoint / SEAL, content)
 
@@ -57,7 +58,7 @@ def verify(checkpoint: Path) -> None:
     remedy = f"delete the folder {str(checkpoint)!r} to go on from the checkpoint before it, or from the beginning"
     try:
         content = json.loads((checkpoint / SEAL).read_text(encoding="utf-8"))
-        expected = {name: (own["bytes"], own["crc32"]) for name, own in content.items()}
+        expected = {name: (entry["bytes"], entry["crc32"]) for name, entry in content.items()}
     except (ValueError, TypeError, KeyError, AttributeError):
         raise DamagedCheckpoint(
             f"multimax: expected {str(checkpoint / SEAL)!r} to list files, got other content; {remedy}"
@@ -75,8 +76,12 @@ def verify(checkpoint: Path) -> None:
 
 def _all(folder: Path) -> list[Path]:
     """Newest first."""
-    found = [(int(match[1]), own) for own in folder.glob("checkpoint-*") if (match := FOLDER.fullmatch(own.name))]
-    return [own for _, own in sorted(found, reverse=True)]
+    found = [
+        (int(match[1]), checkpoint)
+        for checkpoint in folder.glob("checkpoint-*")
+        if (match := FOLDER.fullmatch(checkpoint.name))
+    ]
+    return [checkpoint for _, checkpoint in sorted(found, reverse=True)]
 
 
 def last(folder: Path) -> Path | None:
@@ -99,7 +104,7 @@ def rotate(folder: Path, limit: int | None, best: str | None) -> None:
     """Removes all but the newest checkpoints, and the best: each loses its seal first, so that none is half there."""
     if not limit or limit < 1:
         return
-    kept = [own for own in _all(folder) if best is None or own.name != Path(best).name]
+    kept = [checkpoint for checkpoint in _all(folder) if best is None or checkpoint.name != Path(best).name]
     for checkpoint in kept[max(limit - (best is not None), 1) :]:
         (checkpoint / SEAL).unlink(missing_ok=True)
         shutil.rmtree(checkpoint)

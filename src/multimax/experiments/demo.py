@@ -48,7 +48,7 @@ def demo(folder: Path, seeds: int, options: Sequence[tuple[str, Any]] = ()) -> s
     Args:
         folder: for the runs; those that are over are not done again.
         seeds: how many.
-        options: settings in the place of the preset's.
+        options: settings to change in the preset.
     """
     table = sweeps.load_table("seeds")
     base = override(preset("cpu-digits"), {"tensorboard": False, **dict(options)})

@@ -42,11 +42,11 @@ def _git(*arguments: str) -> str | None:
 
 def commit() -> str | None:
     """The commit of the source, with a word where there are changes to it."""
-    own = _git("rev-parse", "HEAD")
-    if own is None:
+    head = _git("rev-parse", "HEAD")
+    if head is None:
         return None
     changed = _git("status", "--porcelain", "--untracked-files=no")
-    return f"{own} with changes" if changed else own
+    return f"{head} with changes" if changed else head
 
 
 def processor() -> str:

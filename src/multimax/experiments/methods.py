@@ -1,9 +1,8 @@
 """The reweighting functions of a run: from settings to a converted model."""
 
-from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from multimax import reweighting
 from multimax.convert import convert_
@@ -12,12 +11,6 @@ from multimax.reweighting.layer import MultiMax
 from multimax.training.groups import reweighting_modules
 
 TOP = 0.5  # the share of the keys that top-k keeps unless told
-# Functions whose weights are not a softmax of other logits have losses of their own.
-LOSSES: dict[str, Callable[..., Tensor]] = {
-    "sparsemax": reweighting.sparsemax_loss,
-    "entmax15": reweighting.entmax15_loss,
-    "evsoftmax": reweighting.evsoftmax_loss,
-}
 
 
 def attention_function(settings: Settings, heads: int) -> nn.Module:
@@ -27,16 +20,16 @@ def attention_function(settings: Settings, heads: int) -> nn.Module:
         settings: of the run.
         heads: of an attention layer.
     """
-    own = heads if settings.per_head else None
+    per_head = heads if settings.per_head else None
     options = dict(settings.attention_options)
     if settings.attention == "multimax":
-        return MultiMax(settings.order, terms=settings.terms, heads=own, init=settings.init, **options)
+        return MultiMax(settings.order, terms=settings.terms, heads=per_head, init=settings.init, **options)
     if settings.attention == "softmax":
-        return _softmax(settings.temperature, own)
+        return _softmax(settings.temperature, per_head)
     if settings.attention == "topk":
         options.setdefault("k", TOP)
     if settings.attention == "attnscale":
-        options.setdefault("heads", heads)  # one a head, as published
+        options.setdefault("heads", heads)  # one per head, as published
     return reweighting.module(settings.attention, **options)
 
 
@@ -67,5 +60,5 @@ def convert(model: nn.Module, settings: Settings) -> None:
         functions["output"] = output
     convert_(model, where=tuple(functions), reweight=functions)
     for _, module in reweighting_modules(model):
-        if isinstance(module, MultiMax):  # each layer has its own initial values, as it would if it were built so
+        if isinstance(module, MultiMax):  # initial values differ from layer to layer, as if it had been built so
             module.reset_parameters()

@@ -56,7 +56,7 @@ class Sweep:
             return []
         over = {(run.label, run.seed) for run in self.runs}
         wanted = [(label, seed) for label in self.labels for seed in self.about["seeds"]]
-        return [own for own in wanted if own not in over]
+        return [run for run in wanted if run not in over]
 
     def of(self, label: str) -> list[Run]:
         """The runs of one method."""
@@ -118,7 +118,7 @@ def _check_result(result: dict[str, Any], where: str) -> None:
         if value is not None and not _is_number(value):
             raise ValueError(f"multimax: expected {name!r} in {where} to be a number, got {value!r}")
     parameters = result.get("parameters") or {}
-    if not isinstance(parameters, dict) or not all(isinstance(own, dict) for own in parameters.values()):
+    if not isinstance(parameters, dict) or not all(isinstance(values, dict) for values in parameters.values()):
         raise ValueError(f"multimax: expected 'parameters' in {where} to be values by layer and name")
 
 
@@ -158,7 +158,7 @@ class _Gathered:
 
     def sweep(self) -> Sweep:
         wanted = [(label, seed) for label in self.about["methods"] for seed in self.about["seeds"]]
-        return Sweep(self.about, [self.runs[own] for own in wanted if own in self.runs])
+        return Sweep(self.about, [self.runs[key] for key in wanted if key in self.runs])
 
 
 def _read_folder(folder: Path) -> Sweep:
@@ -205,7 +205,7 @@ def _read_file(file: Path) -> Sweep:
         )
     about, order, runs = content.get("sweep"), content.get("order"), content.get("runs")
     common = content.get("common", {})
-    if not isinstance(common, dict) or not all(isinstance(own, dict) for own in common.values()):
+    if not isinstance(common, dict) or not all(isinstance(values, dict) for values in common.values()):
         raise ValueError(f"multimax: expected 'common' in {file} to be what all runs have alike, got {common!r:.80}")
     _check_about(about, str(file))
     assert isinstance(about, dict)  # just checked
@@ -215,14 +215,14 @@ def _read_file(file: Path) -> Sweep:
         raise ValueError(f"multimax: expected 'runs' in {file} to be a list, got {type(runs).__name__}")
     about["methods"] = {label: about["methods"][label] for label in order}  # the file's keys are sorted
     gathered = _Gathered(about)
-    for number, own in enumerate(runs):
+    for number, saved in enumerate(runs):
         where = f"{file}, runs[{number}]"
-        parts: list[Any] = [own.get(name) for name in FILES] if isinstance(own, dict) else [None]
+        parts: list[Any] = [saved.get(name) for name in FILES] if isinstance(saved, dict) else [None]
         if not all(isinstance(part, dict) for part in parts):
-            raise ValueError(f"multimax: expected config, environment and result in {where}, got {own!r:.80}")
+            raise ValueError(f"multimax: expected config, environment and result in {where}, got {saved!r:.80}")
         parts = [{**common.get(name, {}), **part} for name, part in zip(FILES, parts, strict=True)]
-        _check_result(own["result"], where)
-        gathered.add(Run(own.get("label"), own.get("seed"), *parts), where)
+        _check_result(saved["result"], where)
+        gathered.add(Run(saved.get("label"), saved.get("seed"), *parts), where)
     return gathered.sweep()
 
 
@@ -245,7 +245,7 @@ def read(path: str | Path) -> Sweep:
     return _read_file(path)
 
 
-# a path in the midst of a text; "https://" has none, nor has "and/or"
+# a path within a text; "https://" has none, nor has "and/or"
 _PATH = re.compile(r"(?<![^\s'\"=(\[,:])(?:~|\.\.)?/(?!/)[^\s'\",)\]]+")
 
 
@@ -263,9 +263,9 @@ def portable(value: Any, labels: Collection[str] = ()) -> Any:
     Names of the hub are no paths, nor are labels.
     """
     if isinstance(value, dict):
-        return {key: portable(own, labels) for key, own in value.items()}
+        return {key: portable(part, labels) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [portable(own, labels) for own in value]
+        return [portable(part, labels) for part in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if not isinstance(value, str) or value in labels:
@@ -286,18 +286,18 @@ def source(data: object) -> str:
 def _as_text(value: Any, indent: str = "") -> str:
     """JSON with sorted keys; a line each for what holds objects or lists, all else in one line."""
     inner = indent + " "
-    if isinstance(value, dict) and any(isinstance(own, dict | list) for own in value.values()):
+    if isinstance(value, dict) and any(isinstance(part, dict | list) for part in value.values()):
         rows = [f"{inner}{json.dumps(key)}: {_as_text(value[key], inner)}" for key in sorted(value)]
         return "{\n" + ",\n".join(rows) + f"\n{indent}}}"
-    if isinstance(value, list) and any(isinstance(own, dict) for own in value):
-        return "[\n" + ",\n".join(inner + _as_text(own, inner) for own in value) + f"\n{indent}]"
+    if isinstance(value, list) and any(isinstance(part, dict) for part in value):
+        return "[\n" + ",\n".join(inner + _as_text(part, inner) for part in value) + f"\n{indent}]"
     return json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True)
 
 
 def _common(parts: list[dict[str, Any]]) -> dict[str, Any]:
     """What all have alike, which is most of their settings."""
     first = parts[0] if parts else {}
-    return {key: value for key, value in first.items() if all(key in own and own[key] == value for own in parts)}
+    return {key: value for key, value in first.items() if all(key in part and part[key] == value for part in parts)}
 
 
 def save(sweep: Sweep, file: str | Path) -> None:
@@ -326,14 +326,14 @@ def save(sweep: Sweep, file: str | Path) -> None:
     labels = sweep.labels
     runs = []
     for run in sweep.runs:
-        own = {name: portable(getattr(run, name), labels) for name in FILES}
-        if "data" in own["config"]:
-            own["config"]["data"] = source(run.config["data"])
-        runs.append({"label": run.label, "seed": run.seed, **own})
-    common = {name: _common([own[name] for own in runs]) for name in SHARED}
-    for own in runs:
+        saved = {name: portable(getattr(run, name), labels) for name in FILES}
+        if "data" in saved["config"]:
+            saved["config"]["data"] = source(run.config["data"])
+        runs.append({"label": run.label, "seed": run.seed, **saved})
+    common = {name: _common([saved[name] for saved in runs]) for name in SHARED}
+    for saved in runs:
         for name in SHARED:
-            own[name] = {key: value for key, value in own[name].items() if key not in common[name]}
+            saved[name] = {key: value for key, value in saved[name].items() if key not in common[name]}
     content = {
         "format": FORMAT,
         "common": common,

@@ -22,12 +22,13 @@ from multimax.experiments import checkpoints, methods
 from multimax.experiments.checkpoints import write_json
 from multimax.experiments.environment import environment
 from multimax.experiments.settings import Settings, as_dict, read_json
-from multimax.experiments.task import Task
+from multimax.experiments.tasks.loading import DataCache
+from multimax.experiments.tasks.task import Task
 from multimax.experiments.trainer import SECONDS, STEP_SECONDS, Clock, Diverged, Order, RunTrainer, measure
+from multimax.reweighting import learned as learned_by
 from multimax.reweighting.layer import MultiMax
 from multimax.training.callback import MultiMaxCallback
 from multimax.training.groups import reweighting_modules, reweighting_parameters, train_only_reweighting_
-from multimax.training.monitor import values_of
 
 CONFIG, RESULT, ENVIRONMENT, METRICS, MODEL = (
     "config.json",
@@ -57,7 +58,7 @@ def is_first() -> bool:
 
 
 _held: set[Any] = set()  # locks of this process
-os.register_at_fork(after_in_child=lambda: [own.close() for own in _held])  # workers outlive a process that is killed
+os.register_at_fork(after_in_child=lambda: [lock.close() for lock in _held])  # workers outlive a process that is killed
 
 
 @contextmanager
@@ -114,7 +115,7 @@ def check_folder(settings: Settings, folder: Path) -> None:
     config = folder / CONFIG
     if config.is_file():
         before, now = read_json(config), as_dict(settings)
-        other = [f"{n}: {one!r} there, {own!r} now" for n, one, own in _differences(before, now)]
+        other = [f"{name}: {there!r} there, {here!r} now" for name, there, here in _differences(before, now)]
         if other:
             raise ValueError(
                 f"multimax: expected the settings of the run that is in {str(folder)!r}, got others "
@@ -130,31 +131,16 @@ def check_folder(settings: Settings, folder: Path) -> None:
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Names and values of what differs, in parts of settings too."""
     for name in [*now, *(name for name in before if name not in now)]:
-        one, own = before.get(name), now.get(name)
-        if isinstance(one, Mapping) and isinstance(own, Mapping):
-            yield from _differences(one, own, f"{prefix}{name}.")
-        elif one != own:
-            yield f"{prefix}{name}", one, own
-
-
-def task_of(settings: Settings) -> Task:
-    """The task with its data."""
-    if settings.task == "vision":
-        from multimax.experiments.vision import Vision
-
-        return Vision(settings)
-    if settings.task == "language":
-        from multimax.experiments.language import Language
-
-        return Language(settings)
-    from multimax.experiments.translation import Translation
-
-    return Translation(settings)
+        there, here = before.get(name), now.get(name)
+        if isinstance(there, Mapping) and isinstance(here, Mapping):
+            yield from _differences(there, here, f"{prefix}{name}.")
+        elif there != here:
+            yield f"{prefix}{name}", there, here
 
 
 def arguments(settings: Settings, folder: Path, progress: bool) -> TrainingArguments:
-    """transformers' own, from the settings."""
-    known = {own.name for own in fields(TrainingArguments)}
+    """transformers' TrainingArguments, from the settings."""
+    known = {option.name for option in fields(TrainingArguments)}
     unknown = sorted(set(settings.trainer) - known)
     if unknown:
         raise ValueError(f"multimax: expected options of transformers' TrainingArguments, got {', '.join(unknown)}")
@@ -257,7 +243,7 @@ class Log(Clock):
         model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
         found = measure(model, trainer.task, trainer.task.evaluation, examples, args.eval_batch_size)
         trainer.log(
-            {f"measures/{layer}/{name}": v for layer, own in by_layer(found).items() for name, v in own.items()}
+            {f"measures/{layer}/{name}": v for layer, means in by_layer(found).items() for name, v in means.items()}
         )
 
 
@@ -268,7 +254,7 @@ def _line(entry: Mapping[str, Any]) -> str:
 def plain(value: Any) -> Any:
     """Numbers as JSON has them: NaN and infinity as words."""
     if isinstance(value, Mapping):
-        return {name: plain(own) for name, own in value.items()}
+        return {name: plain(part) for name, part in value.items()}
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
@@ -277,7 +263,7 @@ def plain(value: Any) -> Any:
 def by_layer(found: Any) -> dict[str, dict[str, float]]:
     """The mean of each measure in each layer."""
     return {
-        layer: {name: own.mean for name, own in statistics.measures.items() if own.count}
+        layer: {name: measure.mean for name, measure in statistics.measures.items() if measure.count}
         for layer, statistics in found.layers.items()
     }
 
@@ -288,14 +274,19 @@ def learned(model: nn.Module) -> dict[str, dict[str, Any]]:
     for name, module in reweighting_modules(model):
         layer = name.rpartition(".")[0]
         if isinstance(module, MultiMax):
-            found[layer] = {own: getattr(module, own).detach().tolist() for own in ("t_b", "t_d", "b", "d")}
+            found[layer] = {symbol: getattr(module, symbol).detach().tolist() for symbol in ("t_b", "t_d", "b", "d")}
         elif next(module.parameters(), None) is not None:
-            found[layer] = {symbol: value.detach().tolist() for symbol, value in values_of(module).items()}
+            found[layer] = {symbol: value.detach().tolist() for symbol, value in learned_by(module).items()}
     return found
 
 
 def train(
-    settings: Settings, folder: Path, *, progress: bool = True, callbacks: Sequence[TrainerCallback] = ()
+    settings: Settings,
+    folder: Path,
+    *,
+    progress: bool = True,
+    callbacks: Sequence[TrainerCallback] = (),
+    data: DataCache | None = None,
 ) -> dict[str, Any]:
     """Trains in a folder, from the beginning or from where it was interrupted; a run that is over is left as it is.
 
@@ -304,6 +295,7 @@ def train(
         folder: new, empty, or that of the same run.
         progress: whether to show bars.
         callbacks: of the Trainer, besides the run's own.
+        data: that other runs have loaded already; what this one loads is kept in it.
 
     Returns:
         What result.json holds: status, metrics, steps, minutes, ms_per_step, parameters and layers.
@@ -315,7 +307,7 @@ def train(
     # all that can be wrong with data, options and model shows before anything is written
     quiet.disable_progress_bar()  # of every file that is saved
     args = arguments(settings, folder, progress)
-    task = task_of(settings)
+    task = (data or DataCache()).task(settings)
     set_seed(settings.seed)
     with told("expected options of a model that can be built"):
         model = task.model()
@@ -346,8 +338,8 @@ def _train(
         task.save(folder)
     trainer = RunTrainer(task, settings, model=model, args=args)
     log = _add_callbacks(trainer, folder, progress)
-    for own in callbacks:
-        trainer.add_callback(own)
+    for callback in callbacks:
+        trainer.add_callback(callback)
     try:
         with _events(trainer, folder, resumed):
             if not nothing:  # softmax as it was is only evaluated
@@ -400,10 +392,10 @@ def _events(trainer: RunTrainer, folder: Path, resumed: Path | None) -> Iterator
 
 def _add_callbacks(trainer: RunTrainer, folder: Path, progress: bool) -> Log:
     log = Log(trainer, folder)
-    for own in (PrinterCallback, ProgressCallback):
-        trainer.remove_callback(own)
+    for callback in (PrinterCallback, ProgressCallback):
+        trainer.remove_callback(callback)
     if progress:
-        trainer.add_callback(Progress(trainer.task.main))
+        trainer.add_callback(Progress(trainer.task.spec.main))
     trainer.add_callback(log)
     trainer.add_callback(Order(trainer.order))
     model = trainer.model
@@ -428,8 +420,8 @@ def _evaluate(trainer: RunTrainer, log: Log, folder: Path, progress: bool) -> di
         metrics |= task.final(model, folder, progress)
         if settings.measured:
             layers = by_layer(measure(model, task, task.test, settings.measured, trainer.args.eval_batch_size))
-            for name in task.measures:
-                values = [own[name] for own in layers.values() if name in own]
+            for name in task.spec.measures:
+                values = [means[name] for means in layers.values() if name in means]
                 if values:
                     metrics[name] = math.fsum(values) / len(values)
     trainer.accelerator.wait_for_everyone()

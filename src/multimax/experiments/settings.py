@@ -2,15 +2,17 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
+from torch import Tensor
+
 from multimax import reweighting
+from multimax.experiments import tasks
 from multimax.ops import checks
 
-TASKS = ("vision", "language", "translation")
 TRAINED = "trained"
 PRESETS = Path(__file__).parent / "presets"
 # What a method is.
@@ -28,7 +30,7 @@ METHOD = (
 )
 LEAST = {"order": 1, "length": 2, "vocabulary": 1, "image_size": 1, "beams": 1, "stride": 0, "watch": 0, "measured": 0}
 LEAST |= {"seed": 0, "multimax_lr_factor": 0, "patch_diversification": 0}
-# TrainingArguments that transformers takes without a word whatever they are; max_steps of -1 means epochs
+# TrainingArguments that transformers does not check; max_steps of -1 means epochs
 POSITIVE = (
     "max_steps",
     "num_train_epochs",
@@ -36,7 +38,13 @@ POSITIVE = (
     "per_device_eval_batch_size",
     "learning_rate",
 )
-LOSSES = ("softmax", "multimax", "sparsemax", "entmax15", "evsoftmax")  # that an output layer can be trained with
+# Functions whose weights are not a softmax of other logits are trained with their own losses.
+LOSSES: dict[str, Callable[..., Tensor]] = {
+    "sparsemax": reweighting.sparsemax_loss,
+    "entmax15": reweighting.entmax15_loss,
+    "evsoftmax": reweighting.evsoftmax_loss,
+}
+OUTPUTS = ("softmax", "multimax", *LOSSES)  # that an output layer can be trained with
 
 
 def _setting(default: Any, text: str) -> Any:
@@ -47,7 +55,7 @@ def _setting(default: Any, text: str) -> Any:
 class Settings:
     """What a run does. Two runs with the same settings on the same machine give the same numbers."""
 
-    task: str = _setting("vision", "vision, language or translation")
+    task: str = _setting(tasks.names()[0], " or ".join(tasks.names()))
     preset: str = _setting("", "the preset that the other settings started from")
     label: str = _setting("", "the name of the method in a table")
     about: str = _setting("", "what this is, in a sentence")
@@ -78,7 +86,7 @@ class Settings:
     languages: str = _setting("de-en", "from which language into which (translation)")
     tokenizer: str = _setting("bpe", "bpe, word or character: trained on the data, and saved with the run")
     vocabulary: int = _setting(8192, "the largest number of tokens")
-    length: int = _setting(256, "tokens a sequence (language), or at most (translation)")
+    length: int = _setting(256, "tokens per sequence (language), or at most (translation)")
     stride: int = _setting(0, "tokens from one window of evaluation to the next; 0 for windows side by side (language)")
     beams: int = _setting(5, "beams of the search (translation)")
     image_size: int = _setting(224, "height and width that the model gets (vision)")
@@ -103,9 +111,9 @@ class Settings:
         """Raises where a setting cannot be right."""
         for name, kind in get_type_hints(type(self)).items():
             _check_type(name, getattr(self, name), kind)
-        checks.choice("task", self.task, TASKS)
+        checks.choice("task", self.task, tasks.names())
         checks.choice("attention", self.attention, reweighting.names())
-        checks.choice("output", self.output, LOSSES)
+        checks.choice("output", self.output, OUTPUTS)
         checks.choice("terms", self.terms, ("both", "lower", "upper"))
         checks.choice("init", self.init, ("paper", "identity"))
         checks.choice("pooling", self.pooling, ("average", "class"))
@@ -125,8 +133,10 @@ class Settings:
                 raise ValueError(f"multimax: expected {name} of at least {least}, got {getattr(self, name)}")
         if self.seed >= 2**32:
             raise ValueError(f"multimax: expected a seed below 2**32, got {self.seed}")
-        if self.patch_diversification and self.task != "vision":
-            raise ValueError(f"multimax: expected patch_diversification for vision, got it for {self.task}")
+        for spec in tasks.SPECS:
+            for name in spec.only:
+                if getattr(self, name) and self.task != spec.name:
+                    raise ValueError(f"multimax: expected {name} for {spec.name}, got it for {self.task}")
         for name in POSITIVE:
             value = self.trainer.get(name, 1)
             good = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
@@ -146,7 +156,7 @@ def _check_type(name: str, value: object, kind: Any) -> None:
     else:
         good = isinstance(value, kinds) or (float in kinds and isinstance(value, int))
     if not good:
-        wanted = " or ".join(own.__name__ for own in kinds)
+        wanted = " or ".join(each.__name__ for each in kinds)
         raise TypeError(f"multimax: expected the setting {name} to be of type {wanted}, got {value!r}")
 
 
@@ -157,10 +167,10 @@ def from_dict(values: Mapping[str, Any], where: str) -> Settings:
         values: by name.
         where: the values come from, for the error.
     """
-    unknown = sorted(set(values) - {own.name for own in fields(Settings)})
+    known = [setting.name for setting in fields(Settings)]
+    unknown = sorted(set(values) - set(known))
     if unknown:
-        known = ", ".join(own.name for own in fields(Settings))
-        raise ValueError(f"multimax: expected settings out of {known} in {where}, got {', '.join(unknown)}")
+        raise ValueError(f"multimax: expected settings out of {', '.join(known)} in {where}, got {', '.join(unknown)}")
     return Settings(**values)
 
 
@@ -170,7 +180,7 @@ def as_dict(settings: Settings) -> dict[str, Any]:
 
 
 def override(settings: Settings, values: Mapping[str, Any]) -> Settings:
-    """Settings with others in their place. A dict changes the entries that it names, and leaves the others.
+    """Settings with some of them changed. A dict changes the entries that it names, and leaves the others.
 
     Example:
         >>> from multimax.experiments.settings import Settings, override
@@ -203,7 +213,7 @@ def named_file(name: str, folder: Path, kind: str) -> Path:
 
     Args:
         name: of a file in the folder, without its ending, or a path that ends with .json.
-        folder: of the package's own.
+        folder: of the package, that holds them.
         kind: what the files hold, for the error.
     """
     path = Path(name) if name.endswith(".json") else folder / f"{name}.json"
@@ -220,3 +230,27 @@ def preset(name: str) -> Settings:
     if not isinstance(values, Mapping):
         raise ValueError(f"multimax: expected {str(path)!r} to hold settings by name, got {type(values).__name__}")
     return from_dict({**values, "preset": values.get("preset") or name}, str(path))
+
+
+def method(settings: Settings) -> str:
+    """A method in words, for a run that is not of a table.
+
+    Example:
+        >>> from multimax.experiments.settings import Settings, method
+        >>> method(Settings(attention="multimax", order=1))
+        'MultiMax attention, order 1'
+    """
+    names = {"softmax": "softmax", "multimax": "MultiMax"}
+    attention, output = (names.get(name, name) for name in (settings.attention, settings.output))
+    if settings.attention == settings.output:
+        parts = ["softmax" if attention == "softmax" else f"{attention} both"]
+    else:
+        parts = [f"{attention} attention"] * (settings.attention != "softmax")
+        parts += [f"{output} output"] * (settings.output != "softmax")
+    for name in ("temperature", "output_temperature", "order", "terms"):
+        if getattr(settings, name) != getattr(Settings, name):
+            parts.append(f"{name.replace('_', ' ')} {getattr(settings, name)}")
+    parts += [f"{key} {value}" for key, value in settings.attention_options.items()]
+    parts += ["per head"] * settings.per_head + ["class token"] * (settings.pooling == "class")
+    parts += ["Patch Diversification"] * bool(settings.patch_diversification)
+    return ", ".join(parts)

@@ -8,6 +8,7 @@ from typing import Any
 
 from multimax.experiments.checkpoints import is_empty, write_json
 from multimax.experiments.settings import METHOD, Settings, as_dict, named_file, override, preset_names, read_json
+from multimax.experiments.tasks.loading import DataCache
 
 TABLES = Path(__file__).parent / "tables"
 SWEEP = "sweep.json"
@@ -35,7 +36,7 @@ def load_table(name: str) -> Table:
     path = named_file(name, TABLES, "table")
     values = read_json(path)
     wanted = ("about", "methods", "baseline", "seeds")
-    missing = [own for own in wanted if not isinstance(values, Mapping) or own not in values]
+    missing = [key for key in wanted if not isinstance(values, Mapping) or key not in values]
     if missing:
         raise ValueError(f"multimax: expected {', '.join(wanted)} in {str(path)!r}, got no {', '.join(missing)}")
     if not isinstance(values["methods"], Mapping):
@@ -44,8 +45,7 @@ def load_table(name: str) -> Table:
         raise ValueError(
             f"multimax: expected baseline to be one of the methods in {str(path)!r}, got {values['baseline']!r}"
         )
-    own = {key: values[key] for key in wanted}
-    return Table(path.stem, paper=values.get("paper"), **own)
+    return Table(path.stem, paper=values.get("paper"), **{key: values[key] for key in wanted})
 
 
 def slug(label: str) -> str:
@@ -75,15 +75,15 @@ def plan(
         folder: of the sweep.
         methods: labels of those to run; all unless given.
     """
-    unknown = [own for own in methods or () if own not in table.methods]
+    unknown = [label for label in methods or () if label not in table.methods]
     if unknown:
         raise ValueError(
             f"multimax: expected methods of the table {table.name} out of {', '.join(map(repr, table.methods))}, got "
             f"{', '.join(map(repr, unknown))}"
         )
-    plain, named = as_dict(Settings()), {key for own in table.methods.values() for key in own}
-    for label, own in table.methods.items():
-        other = [key for key in METHOD if key in named - set(own) and as_dict(base)[key] != plain[key]]
+    plain, named = as_dict(Settings()), {key for changes in table.methods.values() for key in changes}
+    for label, changes in table.methods.items():
+        other = [key for key in METHOD if key in named - set(changes) and as_dict(base)[key] != plain[key]]
         if other:
             raise ValueError(
                 f"multimax: expected {', '.join(sorted(other))} to be left to the table {table.name}, whose methods "
@@ -113,7 +113,7 @@ def note(table: Table, base: Settings, seeds: Sequence[int], folder: Path) -> No
         "preset": base.preset,
         "task": base.task,
         "baseline": table.baseline,
-        "methods": {label: dict(own) for label, own in table.methods.items()},
+        "methods": {label: dict(changes) for label, changes in table.methods.items()},
         "seeds": sorted(seeds),
         "settings": common,
     }
@@ -144,23 +144,31 @@ class Done:
 
 
 def sweep(
-    runs: Sequence[Planned], *, progress: bool = True, callbacks: Callable[[Planned], Sequence[Any]] | None = None
+    runs: Sequence[Planned],
+    *,
+    progress: bool = True,
+    callbacks: Callable[[Planned], Sequence[Any]] | None = None,
+    data: DataCache | None = None,
 ) -> Iterator[Done]:
     """Does the runs that are not over yet, one after the other. The same sweep may be at work in several processes.
+
+    Data is loaded once for all runs that read the same, and kept as long as there are such.
 
     Args:
         runs: from :func:`plan`.
         progress: whether each shows a bar.
         callbacks: of the Trainer, for each run.
+        data: that was loaded already.
     """
     from multimax.experiments.run import Busy, result_of, train
     from multimax.experiments.trainer import Diverged
 
-    for run in runs:
+    data = DataCache() if data is None else data
+    for number, run in enumerate(runs):
+        data.keep_for(later.settings for later in runs[number:])
+        trained_with = () if callbacks is None else callbacks(run)
         try:
-            result = train(
-                run.settings, run.folder, progress=progress, callbacks=callbacks(run) if callbacks is not None else ()
-            )
+            result = train(run.settings, run.folder, progress=progress, callbacks=trained_with, data=data)
             yield Done(run, result["status"], result)
         except Diverged:
             yield Done(run, "diverged", result_of(run.folder))

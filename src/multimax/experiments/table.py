@@ -4,42 +4,25 @@ import math
 import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from scipy import stats  # type: ignore[import-untyped]
 
-from multimax.experiments import results
+from multimax.experiments import results, tasks
 from multimax.experiments.results import OF_RESULT, Run, Sweep
+from multimax.experiments.tasks import Metric
 
-SYMBOLS = ("t_b", "t_d", "b", "d")  # the paper's, which have a value an order
+SYMBOLS = ("t_b", "t_d", "b", "d")  # the paper's, which have one value per order
 ARROWS = {"higher": "↑", "lower": "↓"}
 
 
-class Metric(NamedTuple):
-    """How a metric is shown: its title, what it is multiplied with, digits after the point, which way is better."""
-
-    title: str
-    factor: float
-    digits: int
-    better: Literal["higher", "lower"]
-
-
-METRICS = {
-    "accuracy": Metric("accuracy, %", 100, 2, "higher"),
-    "perplexity": Metric("perplexity", 1, 2, "lower"),
-    "token_perplexity": Metric("perplexity a token", 1, 2, "lower"),
-    "bleu": Metric("BLEU", 1, 2, "higher"),
-    "chrf": Metric("chrF", 1, 2, "higher"),
+# those of the tasks, and those that all tasks have
+METRICS = {name: metric for spec in tasks.SPECS for name, metric in spec.metrics.items()} | {
     "loss": Metric("loss", 1, 4, "lower"),
     "multi_modality": Metric("multi-modality", 1, 4, "higher"),
     "sparsity": Metric("sparsity", 1, 4, "higher"),
     "patch_similarity": Metric("patch similarity", 1, 4, "lower"),
-    "ms_per_step": Metric("ms a step", 1, 1, "lower"),
-}
-TASKS = {  # the main metric, and those that are shown where they were measured
-    "vision": ("accuracy", "multi_modality", "sparsity", "patch_similarity"),
-    "language": ("perplexity", "multi_modality", "sparsity"),
-    "translation": ("bleu", "multi_modality", "sparsity"),
+    "ms_per_step": Metric("ms per step", 1, 1, "lower"),
 }
 
 
@@ -78,9 +61,18 @@ def _cell(runs: Sequence[Run], name: str) -> str:
     return f"{text} ({', '.join(notes)})" if notes else text
 
 
+class Difference(NamedTuple):
+    """The mean difference, the ends of its confidence interval, and how many seeds it is of."""
+
+    mean: float
+    low: float
+    high: float
+    seeds: int
+
+
 def paired_difference(
     values: Mapping[int, float], baseline: Mapping[int, float], confidence: float = 0.95
-) -> tuple[float, float, float, int] | None:
+) -> Difference | None:
     """Mean difference of runs with equal seeds, with its confidence interval by Student's t.
 
     Args:
@@ -103,7 +95,7 @@ def paired_difference(
         return None
     mean = statistics.fmean(differences)
     half = float(stats.t.ppf((1 + confidence) / 2, n - 1)) * statistics.stdev(differences) / math.sqrt(n)
-    return mean, mean - half, mean + half, n
+    return Difference(mean, mean - half, mean + half, n)
 
 
 def _by_seed(runs: Sequence[Run], name: str) -> dict[int, float]:
@@ -115,8 +107,8 @@ def _difference_cell(runs: Sequence[Run], baseline: Sequence[Run], name: str) ->
     found = paired_difference(_by_seed(runs, name), _by_seed(baseline, name))
     if found is None:
         return "-"
-    mean, low, high = (_number(value, METRICS[name].digits, "+") for value in found[:3])
-    seeds = f" ({found[3]} seeds)" if found[3] != len(runs) else ""
+    mean, low, high = (_number(value, METRICS[name].digits, "+") for value in (found.mean, found.low, found.high))
+    seeds = f" ({found.seeds} seeds)" if found.seeds != len(runs) else ""
     return f"{mean} [{low}, {high}]{seeds}"
 
 
@@ -136,15 +128,15 @@ def _listed(runs: Sequence[tuple[str, int]]) -> str:
     seeds: dict[str, list[str]] = {}
     for label, seed in runs:
         seeds.setdefault(label, []).append(str(seed))
-    return ", ".join(f"{label} seed{'s' * (len(own) > 1)} {', '.join(own)}" for label, own in seeds.items())
+    return ", ".join(f"{label} seed{'s' * (len(numbers) > 1)} {', '.join(numbers)}" for label, numbers in seeds.items())
 
 
 def _leaves(value: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for key, own in sorted(value.items()):  # as in a saved file, so that both give the same text
-        if isinstance(own, dict):
-            yield from _leaves(own)
+    for key, part in sorted(value.items()):  # as in a saved file, so that both give the same text
+        if isinstance(part, dict):
+            yield from _leaves(part)
         else:
-            yield key, own
+            yield key, part
 
 
 def _environments(sweep: Sweep) -> list[str]:
@@ -187,11 +179,13 @@ def _cost(sweep: Sweep) -> str:
     steps = sorted(set(_of_results([run for run in sweep.runs if run.finished], "steps")))
     if steps:
         ends = dict.fromkeys((steps[0], steps[-1]))  # one, if all runs have the same
-        parts.append(f"{' to '.join(f'{own:,.0f}' for own in ends)} steps")
+        parts.append(f"{' to '.join(f'{count:,.0f}' for count in ends)} steps")
     minutes = _of_results(sweep.runs, "minutes")
     if minutes:
-        mean, total = (f"{own:.1f}" if own >= 1 else f"{own:.2g}" for own in (statistics.fmean(minutes), sum(minutes)))
-        parts.append(f"{mean} minutes a run, {total} minutes in all")
+        mean, total = (
+            f"{value:.1f}" if value >= 1 else f"{value:.2g}" for value in (statistics.fmean(minutes), sum(minutes))
+        )
+        parts.append(f"{mean} minutes per run, {total} minutes in all")
     return ", ".join(parts) + "."
 
 
@@ -238,25 +232,24 @@ def _chosen(sweep: Sweep, metrics: Sequence[str] | None) -> list[str]:
     measured = {name for name in METRICS if any(_value(run, name) is not None for run in sweep.runs if run.finished)}
     if metrics is None:
         task = sweep.about["task"]
-        if task not in TASKS:
-            raise ValueError(
-                f"multimax: expected a sweep of one of the tasks {', '.join(TASKS)}, got {task!r}; name the metrics"
-            )
-        main, *others = TASKS[task]
-        return [main, *(name for name in others if name in measured)]
+        if task not in tasks.names():
+            known = ", ".join(tasks.names())
+            raise ValueError(f"multimax: expected a sweep of one of the tasks {known}, got {task!r}; name the metrics")
+        spec = tasks.get(task)
+        return [spec.main, *(name for name in spec.measures if name in measured)]
     if isinstance(metrics, str) or not metrics:
         raise TypeError(f"multimax: expected metrics to be several names, got {metrics!r}; out of {', '.join(METRICS)}")
     for name in metrics:
         if name not in METRICS:
             raise ValueError(f"multimax: expected metrics out of {', '.join(METRICS)}, got {name!r}")
         if measured and name not in measured:
-            own = ", ".join(sorted(measured))
-            raise ValueError(f"multimax: expected metrics that the runs have, {own}, got {name!r}")
+            known = ", ".join(sorted(measured))
+            raise ValueError(f"multimax: expected metrics that the runs have, {known}, got {name!r}")
     return list(dict.fromkeys(metrics))
 
 
 def markdown(sweep: Sweep, metrics: Sequence[str] | None = None, baseline: str | None = None) -> str:
-    """A sweep as a Markdown table, a row a method, and below it what to know of it.
+    """A sweep as a Markdown table, one row per method, and below it what to know of it.
 
     Each metric is given as its mean over the seeds ± standard deviation (n - 1), the first also as the difference to
     the baseline with its 95% confidence interval (:func:`paired_difference`). Runs that diverged are counted in their
@@ -317,7 +310,7 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 def _flat(value: Any) -> list[float]:
     if isinstance(value, list | tuple):
-        return [own for inner in value for own in _flat(inner)]
+        return [number for inner in value for number in _flat(inner)]
     return [math.nan if value is None else float(value)]
 
 
@@ -329,14 +322,14 @@ def _by_column(parameters: Mapping[str, Any]) -> dict[tuple[int, int, str], floa
             found[2, 0, name] = statistics.fmean(_flat(value))
             continue
         heads = value if isinstance(value, list | tuple) and value and isinstance(value[0], list | tuple) else [value]
-        for order, own in enumerate(zip(*map(_flat, heads), strict=True), start=1):
+        for order, per_head in enumerate(zip(*map(_flat, heads), strict=True), start=1):
             # the paper's columns: t_b1, t_d1, t_b2, t_d2, b1, d1, b2, d2
-            found[SYMBOLS.index(name) // 2, order, f"{name}{order}"] = statistics.fmean(own)
+            found[SYMBOLS.index(name) // 2, order, f"{name}{order}"] = statistics.fmean(per_head)
     return found
 
 
 def parameters_markdown(sweep: Sweep, label: str) -> str:
-    """What a method has learned, as a Markdown table: a row a layer, mean over the seeds ± standard deviation.
+    """What a method has learned, as a Markdown table: one row per layer, mean over the seeds ± standard deviation.
 
     MultiMax in the paper's symbols and the order of its tables (t_b1, t_d1, t_b2, ..., b1, d1, ...); parameters of
     heads as their mean over the heads. Runs that diverged are not in it, and are counted below.
@@ -396,11 +389,15 @@ def learned_layers(sweep: Sweep, label: str) -> dict[str, list[dict[str, list[fl
     """
     found: dict[str, list[dict[str, list[float]]]] = {}
     for run in sweep.of(label):
-        for layer, own in (run.result.get("parameters") or {}).items():
-            if not set(SYMBOLS) <= set(own):
+        for layer, parameters in (run.result.get("parameters") or {}).items():
+            if not set(SYMBOLS) <= set(parameters):
                 continue
-            per_head = isinstance(own["t_b"][0], list)
-            sets = [own] if not per_head else [{s: own[s][h] for s in SYMBOLS} for h in range(len(own["t_b"]))]
+            per_head = isinstance(parameters["t_b"][0], list)
+            sets = (
+                [parameters]
+                if not per_head
+                else [{s: parameters[s][h] for s in SYMBOLS} for h in range(len(parameters["t_b"]))]
+            )
             found.setdefault(layer, []).extend({s: one[s] for s in SYMBOLS} for one in sets)
     if not found:
         raise ValueError(f"multimax: expected finished runs of MultiMax under the label {label!r}, got none")

@@ -17,9 +17,9 @@ from multimax import metrics
 from multimax.convert.observable import observable_attention
 from multimax.experiments import checkpoints
 from multimax.experiments.settings import Settings
-from multimax.experiments.task import Task
+from multimax.experiments.tasks.task import Task
 from multimax.metrics.evaluation import evaluating
-from multimax.training.groups import clip_grad_norm_, reweighting_parameters
+from multimax.training.groups import clip_grad_norm_, param_groups, reweighting_parameters
 
 SECONDS, STEP_SECONDS = "seconds", "step_seconds"
 WEIGHTS = "model.safetensors"
@@ -58,27 +58,26 @@ class RunTrainer(Trainer):
     def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Sampler[int]:
         return self.order
 
-    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """All that transformers decays, but the reweighting functions' parameters."""
-        own = {name for name, _ in reweighting_parameters(model)}
-        names: list[str] = super().get_decay_parameter_names(model)
-        return [name for name in names if name not in own]
-
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """The reweighting functions' parameters have a group of their own."""
+        """transformers' groups, and one more, the last: that of the reweighting functions' parameters."""
         made = self.optimizer is not None
         optimizer: torch.optim.Optimizer = super().create_optimizer(model)
         whole = self.model if model is None else model
         assert whole is not None
-        own = [p for _, p in reweighting_parameters(whole) if p.requires_grad]
-        if own and not made:
-            there = set(own)
-            for group in optimizer.param_groups:
-                group["params"] = [p for p in group["params"] if p not in there]
-            rate = self.args.learning_rate * self.settings.multimax_lr_factor
-            optimizer.add_param_group({"params": own, "lr": rate, "weight_decay": 0.0})
-            # a group without parameters, as when only the functions are trained, is of no use to anybody
-            optimizer.param_groups = [group for group in optimizer.param_groups if group["params"]]
+        if made or next(reweighting_parameters(whole), None) is None:
+            return optimizer
+        _, reweighting = param_groups(
+            whole,
+            lr=self.args.learning_rate,
+            weight_decay=self.args.weight_decay,
+            multimax_lr_factor=self.settings.multimax_lr_factor,
+        )
+        moved = set(reweighting["params"])
+        for group in optimizer.param_groups:
+            group["params"] = [p for p in group["params"] if p not in moved]
+        optimizer.add_param_group(reweighting)
+        # a group without parameters, as when only the functions are trained, is of no use to anybody
+        optimizer.param_groups = [group for group in optimizer.param_groups if group["params"]]
         return optimizer
 
     def _clip_grad_norm(self, model: nn.Module) -> Tensor:
@@ -233,11 +232,15 @@ def measure(
         dataset: examples.
         examples: how many of them to take.
         batch: how many at a time.
-        others: measures besides the task's own.
+        others: measures besides the task's.
     """
     chosen = spread(dataset, examples)
     device = next(model.parameters()).device
-    with evaluating(model), observable_attention(model), metrics.collect(model, (*task.measures, *others)) as found:
+    with (
+        evaluating(model),
+        observable_attention(model),
+        metrics.collect(model, (*task.spec.measures, *others)) as found,
+    ):
         for first in range(0, len(chosen), batch):
             inputs = task.collate([dataset[i] for i in chosen[first : first + batch]])
             model(**{name: value.to(device) for name, value in inputs.items() if name != "labels"})

@@ -173,7 +173,7 @@ def _digits() -> ImageData:
     order = sorted(range(len(labels)), key=lambda i: (int(labels[i]), chance.random()))
     part = torch.zeros(len(labels), dtype=torch.bool)
     part[order[::4]] = True
-    train, test = (ArrayImages(images[own], labels[own]) for own in (~part, part))
+    train, test = (ArrayImages(images[chosen], labels[chosen]) for chosen in (~part, part))
     return ImageData(train, test, _numbered(10), 1, "digits")
 
 
@@ -270,38 +270,38 @@ def _tree(folder: Path, classes: Sequence[str]) -> FileImages:
     """A folder of folders, one a class, with images at any depth."""
     paths: list[Path] = []
     labels: list[int] = []
-    for own in _subfolders(folder):
-        if own.name not in classes:
+    for subfolder in _subfolders(folder):
+        if subfolder.name not in classes:
             raise ValueError(
                 f"multimax: expected the classes of {folder} to be among the {len(classes)} of training, "
-                f"got {own.name!r}, which is not; a folder in it is a class"
+                f"got {subfolder.name!r}, which is not; a folder in it is a class"
             )
         found = sorted(
             Path(place, name)
-            for place, _, names in os.walk(own, followlinks=True)
+            for place, _, names in os.walk(subfolder, followlinks=True)
             for name in names
             if name.lower().endswith(SUFFIXES) and not name.startswith(".")
         )
         if not found:
             raise ValueError(
-                f"multimax: expected images in {own}, got none that ends in {', '.join(SUFFIXES)}; "
+                f"multimax: expected images in {subfolder}, got none that ends in {', '.join(SUFFIXES)}; "
                 "remove the folder or fill it"
             )
         paths += found
-        labels += [classes.index(own.name)] * len(found)
+        labels += [classes.index(subfolder.name)] * len(found)
     return FileImages(tuple(paths), torch.tensor(labels, dtype=torch.int64))
 
 
 def _tree_folder(folder: Path) -> ImageData:
-    classes = tuple(own.name for own in _subfolders(folder / "train"))
+    classes = tuple(subfolder.name for subfolder in _subfolders(folder / "train"))
     if not classes:
-        raise ValueError(f"multimax: expected a folder a class in {folder / 'train'}, got none")
+        raise ValueError(f"multimax: expected one folder per class in {folder / 'train'}, got none")
     tests = [folder / name for name in ("test", *files.VALID)]
-    test = next((own for own in tests if _subfolders(own)), None)
+    test = next((candidate for candidate in tests if _subfolders(candidate)), None)
     if test is None:
         raise FileNotFoundError(
-            f"multimax: expected {tests[0]} with a folder a class, got none; "
-            f"looked for {', '.join(own.name for own in tests)} in {folder}"
+            f"multimax: expected {tests[0]} with one folder per class, got none; "
+            f"looked for {', '.join(candidate.name for candidate in tests)} in {folder}"
         )
     return ImageData(_tree(folder / "train", classes), _tree(test, classes), classes, 3, folder.name)
 
@@ -347,14 +347,14 @@ def _hub_images(source: str) -> ImageData:
     image = found.column(train, "image", "img")
     label = found.column(train, "label", "labels", "fine_label")
     in_train, in_test = f"the training split of {source}", f"the test split of {source}"
-    hidden = all(own == -1 for own in _hub_labels(test, found.column(test, label), in_test))
+    hidden = all(number == -1 for number in _hub_labels(test, found.column(test, label), in_test))
     if hidden and any(name in found.splits for name in files.VALID):  # contests keep the labels of the test set back
         test, in_test = found.split(*files.VALID), f"the validation split of {source}"
     found.column(test, image)
     classes = _hub_classes(train.features[label], _hub_labels(train, label, in_train), in_train)
     # one grey image may be among many in colour, so that the first alone does not tell
     first = [_decoded(train, image, i, in_train) for i in range(min(len(train), 16))]
-    mode = "L" if all(own.mode in GREY for own in first) else "RGB"
+    mode = "L" if all(image.mode in GREY for image in first) else "RGB"
     return ImageData(
         _hub_set(train, image, label, classes, mode, in_train),
         _hub_set(test, image, label, classes, mode, in_test),

@@ -95,9 +95,9 @@ def _hub_rows(split: Any, languages: tuple[str, str], where: str) -> list[Any]:
     """The two sides of each row: of a column translation, or of two columns called as the languages."""
     if "translation" in split.column_names:
         rows = split["translation"][:]
-        return [tuple(row.get(own) if isinstance(row, dict) else row for own in languages) for row in rows]
+        return [tuple(row.get(language) if isinstance(row, dict) else row for language in languages) for row in rows]
     if set(languages) <= set(split.column_names):
-        return list(zip(*(split[own][:] for own in languages), strict=True))
+        return list(zip(*(split[language][:] for language in languages), strict=True))
     raise ValueError(
         f"multimax: expected a column translation, or columns {' and '.join(languages)}, in {where}, "
         f"got {', '.join(split.column_names)}"
@@ -161,7 +161,7 @@ def load_parallel(source: str | Path, languages: tuple[str, str], *, test: str |
         ('Zwei junge weiße Männer sind im Freien in der Nähe vieler Büsche.', 'Two young, White males are outside ...')
     """
     pair = tuple(languages) if isinstance(languages, (tuple, list)) else ()
-    if len(pair) != 2 or not all(isinstance(own, str) and own for own in pair) or pair[0] == pair[1]:
+    if len(pair) != 2 or not all(isinstance(language, str) and language for language in pair) or pair[0] == pair[1]:
         raise ValueError(f"multimax: expected languages to be two names such as ('de', 'en'), got {languages!r}")
     if files.is_hub(source):
         return _hub(str(source), (pair[0], pair[1]), test)

@@ -87,7 +87,7 @@ def load_text(source: str | Path) -> TextData:
             - a folder with train.txt, valid.txt (or validation.txt, val.txt, dev.txt) and test.txt, or with
               wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens as WikiText has them;
             - ``"hub:owner/name"`` or ``"hub:owner/name:configuration"``: what ``datasets.load_dataset`` loads, with a
-              column text or sentence, a row a line.
+              column text or sentence, one row per line.
 
             Files may be packed, as .gz or .xz. A ``Path`` is always a file or folder, also when named python.
 

@@ -43,7 +43,7 @@ def report(
         paths: folders of runs, of sweeps or of saved models of transformers, or files of ``multimax table --save``.
         out: the file; one that is there must be a report, or it is left as it is.
         preset: how the data of saved models is read, such as "cpu-fashion".
-        data: the data to run models on, in the place of the runs' own.
+        data: the data to run models on, instead of the runs' own.
         seed: the runs of a sweep that figures of models are drawn of, the first unless given.
         examples: how many of the test set models are run on; 0 leaves the figures out that need it.
         progress: whether to show a bar.
@@ -111,18 +111,18 @@ def _models(group: Group, examples: int, bar: Any) -> tuple[dict[str, models.Mea
     return found, without
 
 
-def _section(group: Group, name: str, examples: int, bar: Any) -> tuple[str, str, str, list[tuple[str, str]]]:
-    """Name, title, HTML, and the parts of a group."""
+def _section(group: Group, name: str, examples: int, bar: Any) -> page.Section:
+    """What the page says of a group."""
     found, without = _models(group, examples, bar)
     parameters = models.parameters_of(group, found)
     html: list[str] = []
-    parts: list[tuple[str, str]] = []
+    parts: list[page.Part] = []
     notes = [*group.notes, *(source.note for source in group.sources if source.note)]
 
     def part(title: str, *content: str) -> None:
-        own = f"{name}-{len(parts) + 1}"
-        parts.append((own, title))
-        html.append(f'<h3 id="{own}">{escape(title)}</h3>\n' + "\n".join(content))
+        anchor = f"{name}-{len(parts) + 1}"
+        parts.append(page.Part(anchor, title))
+        html.append(f'<h3 id="{anchor}">{escape(title)}</h3>\n' + "\n".join(content))
 
     if group.sweep is not None:
         part("Results", page.table(tables.rows(group.sweep)), page.listed([*tables.notes(group.sweep), *notes]))
@@ -130,7 +130,7 @@ def _section(group: Group, name: str, examples: int, bar: Any) -> tuple[str, str
         part("To be known", page.listed(notes))
     measured = models.measures_of(found.items())
     if len(measured) > 1:
-        data = ", ".join(dict.fromkeys(own.data for own in found.values() if own.data))
+        data = ", ".join(dict.fromkeys(model.data for model in found.values() if model.data))
         words = f"Of the attention, on at most {examples} examples of the test set of {data}, means over the layers."
         part("Measured for this report", page.table(measured), page.listed([words]))
     lacking = []
@@ -140,9 +140,9 @@ def _section(group: Group, name: str, examples: int, bar: Any) -> tuple[str, str
         except NotHere as error:
             lacking.append(f"{drawing.title}: {error}.")
             continue
-        own = f"{name}-{len(parts) + 1}"
-        parts.append((own, drawing.title))
-        html.append(page.figure(own, drawing.title, drawing.caption, svg))
+        anchor = f"{name}-{len(parts) + 1}"
+        parts.append(page.Part(anchor, drawing.title))
+        html.append(page.figure(anchor, drawing.title, drawing.caption, svg))
     for label in parameters.labels:
         if any(run.result.get("parameters") for run in parameters.of(label)):
             rows, note = tables.parameter_rows(parameters, label)
@@ -154,7 +154,7 @@ def _section(group: Group, name: str, examples: int, bar: Any) -> tuple[str, str
         part("Settings", page.settings_tables(settings))
     if lacking:
         part("Figures that do not apply", page.listed(lacking))
-    return name, group.title, "\n".join(html), parts
+    return page.Section(name, group.title, "\n".join(html), parts)
 
 
 def _with_bar(drawings: Sequence[Drawing], bar: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from multimax import plots
 from multimax.experiments import table as tables
+from multimax.experiments import tasks
 from multimax.experiments.report.models import Measured
 from multimax.experiments.report.sources import Group
 from multimax.experiments.results import Sweep
@@ -66,18 +67,20 @@ class Drawings:
             for label in parameters.labels
             if _has_multimax(parameters, label)
         }
-        self.photos = {label: own for label, own in measured.items() if own.pixels is not None}
+        self.photos = {label: model for label, model in measured.items() if model.pixels is not None}
         # figures of functions are of one model: the last method's, with the seed that other figures have
         self.of, self.layers = "", {}
         if self.learned:
             label = list(self.learned)[-1]
-            seed = next((own.settings.seed for own in group.sources if own.label == label and own.settings), None)
+            seed = next(
+                (source.settings.seed for source in group.sources if source.label == label and source.settings), None
+            )
             runs = [run for run in parameters.of(label) if run.result.get("parameters")]
             run = min(runs, key=lambda run: run.seed != seed)
             layers = tables.learned_layers(replace(parameters, runs=[run]), label)
             self.of = f"{label}{'' if len(runs) == 1 else f', seed {run.seed}'}"
-            self.of += ", first head" * any(len(own) > 1 for own in layers.values())
-            self.layers = {name: own[0] for name, own in _short(layers).items()}
+            self.of += ", first head" * any(len(sets) > 1 for sets in layers.values())
+            self.layers = {name: sets[0] for name, sets in _short(layers).items()}
 
     def __iter__(self) -> Iterator[Drawing]:
         """In the order in which they are shown."""
@@ -90,7 +93,7 @@ class Drawings:
             yield Drawing(
                 f"Learned sigma: {label}",
                 "The modulator that each layer has learned, against the identity (dashed), which is softmax: steeper "
-                "than the identity, differences between scores grow; flatter, they shrink. A line a seed and head. "
+                "than the identity, differences between scores grow; flatter, they shrink. One line per seed and head. "
                 "Figures 3 and 10 of the paper.",
                 partial(plots.learned_sigma, _short(layers)),
             )
@@ -170,7 +173,7 @@ class Drawings:
         """Loss and metrics, of no layer."""
         logs = self.logs()
         there = {name for log in logs.values() for entry in log for name in entry}
-        names = ["loss", "eval_loss", *(f"eval_{name}" for name in ("accuracy", "perplexity", "bleu"))]
+        names = ["loss", "eval_loss", *(f"eval_{name}" for name in tasks.main_metrics())]
         names = [name for name in names if name in there]
         if not names:
             raise NotHere("no loss was logged")
@@ -180,10 +183,12 @@ class Drawings:
         """Parameters by layer of attention, or of output if there are no others."""
         if not self.layers:
             raise NotHere("there is no MultiMax among them")
-        chosen = {name: own for name, own in self.layers.items() if name.startswith("layer ")} or self.layers
+        chosen = {
+            name: parameters for name, parameters in self.layers.items() if name.startswith("layer ")
+        } or self.layers
         if numbered and len(chosen) > 1:
-            return {str(place): own for place, own in enumerate(chosen.values(), start=1)}
-        return {f"MultiMax,\n{name}": own for name, own in _some(chosen).items()}
+            return {str(place): parameters for place, parameters in enumerate(chosen.values(), start=1)}
+        return {f"MultiMax,\n{name}": parameters for name, parameters in _some(chosen).items()}
 
     def patch_similarity(self) -> "Figure":
         """Of runs on images."""
@@ -194,7 +199,7 @@ class Drawings:
 
     def statistics(self) -> dict[str, AttentionStatistics]:
         """By label."""
-        found = {label: own.statistics for label, own in self.measured.items() if own.statistics is not None}
+        found = {label: model.statistics for label, model in self.measured.items() if model.statistics is not None}
         if not found:
             raise NotHere(self.without or NO_MODEL)
         return found
@@ -202,26 +207,28 @@ class Drawings:
     def rollout(self) -> "Figure":
         """Of models whose layers follow on one another."""
         found = {}
-        for label, own in self.statistics().items():
-            if any("rollout_discrepancy" in layer.measures for layer in own.layers.values()):
-                found[label] = own
+        for label, statistics in self.statistics().items():
+            if any("rollout_discrepancy" in layer.measures for layer in statistics.layers.values()):
+                found[label] = statistics
         if not found:
             raise NotHere("the layers are not all self-attention of one length, one after the other")
         return plots.rollout_discrepancy(found)
 
     def attention_maps(self, label: str) -> "Figure":
         """Of the first photo, some layers of a model."""
-        own = self.pictured(label)
-        assert own.pixels is not None
-        found = _some(_short(attention_of(own.model, own.pixels[:1])))
-        rows, columns = own.grid
+        shown = self.pictured(label)
+        assert shown.pixels is not None
+        found = _some(_short(attention_of(shown.model, shown.pixels[:1])))
+        rows, columns = shown.grid
         query = rows // 2 * columns + columns // 2
-        return plots.attention_maps(own.pixels[0], found, query=query, grid=own.grid)
+        return plots.attention_maps(shown.pixels[0], found, query=query, grid=shown.grid)
 
     def grad_cam(self) -> "Figure":
-        """Of some photos, a row a model."""
+        """Of some photos, one row per model."""
         first = self.pictured(next(iter(self.photos), ""))
-        found = {label: class_activation(own.model, own.pixels, grid=own.grid) for label, own in self.photos.items()}
+        found = {
+            label: class_activation(model.model, model.pixels, grid=model.grid) for label, model in self.photos.items()
+        }
         return plots.grad_cam(first.pixels, found)
 
     def pictured(self, label: str) -> Measured:
@@ -249,7 +256,11 @@ class Drawings:
 
 def _has_multimax(sweep: Sweep, label: str) -> bool:
     symbols = set(tables.SYMBOLS)
-    return any(symbols <= set(own) for run in sweep.of(label) for own in (run.result.get("parameters") or {}).values())
+    return any(
+        symbols <= set(parameters)
+        for run in sweep.of(label)
+        for parameters in (run.result.get("parameters") or {}).values()
+    )
 
 
 def _some(layers: Mapping[str, Any]) -> dict[str, Any]:
@@ -260,4 +271,4 @@ def _some(layers: Mapping[str, Any]) -> dict[str, Any]:
 
 def _short(layers: Mapping[str, Any]) -> dict[str, Any]:
     short = layer_names(layers)
-    return {short[name]: own for name, own in layers.items()}
+    return {short[name]: content for name, content in layers.items()}

@@ -12,30 +12,19 @@ from transformers import PreTrainedModel
 
 from multimax.convert import from_pretrained
 from multimax.convert.observable import observable_attention
+from multimax.experiments import tasks
 from multimax.experiments.report.sources import Group, Source
 from multimax.experiments.results import Run, Sweep
-from multimax.experiments.run import CONFIG, FINISHED, learned, task_of, told
+from multimax.experiments.run import CONFIG, FINISHED, learned, told
 from multimax.experiments.settings import read_json
-from multimax.experiments.task import Task
+from multimax.experiments.tasks.loading import DataCache
+from multimax.experiments.tasks.task import Task
 from multimax.experiments.trainer import measure, spread
 from multimax.metrics import AttentionStatistics
 from multimax.plots.style import words
 
 PICTURES = 6  # photos that Grad-CAM is shown of
 FIGURES_NEED = ("histogram", "rollout_discrepancy")
-# settings that say how data is read for a model
-DATA = (
-    "task",
-    "data",
-    "test_set",
-    "languages",
-    "tokenizer",
-    "vocabulary",
-    "length",
-    "stride",
-    "image_size",
-    "augmentation",
-)
 
 
 @dataclass
@@ -86,9 +75,9 @@ def load(folder: Path) -> PreTrainedModel:
     if info["missing_keys"]:  # transformers would draw them at random
         missing = ", ".join(sorted(info["missing_keys"]))
         raise ValueError(f"multimax: expected all weights of {name} in {str(folder)!r}, got none of {missing:.200}")
-    own: PreTrainedModel = model
-    own.eval()
-    return own
+    loaded: PreTrainedModel = model
+    loaded.eval()
+    return loaded
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -102,7 +91,8 @@ class Tasks:
     """Data, read once for all models that take it alike."""
 
     def __init__(self) -> None:
-        self.found: dict[str, Task] = {}
+        self.data = DataCache()
+        self.first: dict[tuple[object, ...], str] = {}  # the folder of the first model that takes some data
 
     def of(self, source: Source) -> Task:
         """The data of a source, read as its model takes it."""
@@ -110,15 +100,14 @@ class Tasks:
         assert settings is not None
         assert folder is not None
         settings = replace(settings, data=source.data)
+        spec = tasks.get(settings.task)
         size = _config(folder).get("image_size")
-        if settings.task == "vision" and isinstance(size, int):
+        if spec.images and isinstance(size, int):
             settings = replace(settings, image_size=size)
-        alike = str({name: getattr(settings, name) for name in DATA})
-        if alike not in self.found:
-            with told(f"expected data of {settings.preset!r} for the model in {str(folder)!r}"):
-                # a model for text brings its tokenizer
-                self.found[alike] = task_of(replace(settings, start=str(folder)))
-        return self.found[alike]
+        # a model for text brings its tokenizer, which is the same for all that were trained on the same data
+        start = self.first.setdefault(spec.data_key(replace(settings, start="")), str(folder))
+        with told(f"expected data of {settings.preset!r} for the model in {str(folder)!r}"):
+            return self.data.task(replace(settings, start=start))
 
 
 def measured(source: Source, task: Task | None, examples: int) -> Measured:
@@ -140,7 +129,7 @@ def measured(source: Source, task: Task | None, examples: int) -> Measured:
     with told(f"expected the model in {str(source.model)!r} to take the data {task.data_name!r}"):
         statistics = measure(model, task, task.test, examples, min(batch, examples), others=FIGURES_NEED)
     pixels = None
-    if task.settings.task == "vision":
+    if task.spec.images:
         dataset: Any = task.test
         pixels = torch.stack([dataset[i]["pixel_values"] for i in spread(dataset, PICTURES)])
     return Measured(model, task.data_name, statistics, pixels)
@@ -150,26 +139,26 @@ def parameters_of(group: Group, found: Mapping[str, Measured]) -> Sweep:
     """What runs and models have learned, as the runs of a sweep."""
     runs = [] if group.sweep is None else list(group.sweep.runs)
     there = {run.label for run in runs}
-    for label, own in found.items():
+    for label, model in found.items():
         if label not in there:
-            result = {"status": FINISHED, "metrics": {}, "parameters": learned(own.model)}
+            result = {"status": FINISHED, "metrics": {}, "parameters": learned(model.model)}
             runs.append(Run(label, 0, {}, {}, result))
     return Sweep({"methods": dict.fromkeys(run.label for run in runs)}, runs, planned=False)
 
 
 def measures_of(found: Iterable[tuple[str, Measured]]) -> list[list[str]]:
     """A table of what was measured, the head first: means over the layers."""
-    found = [(label, own) for label, own in found if own.statistics is not None]
+    found = [(label, model) for label, model in found if model.statistics is not None]
     names: dict[str, None] = {}
-    for _, own in found:
-        for layer in own.statistics.layers.values():  # type: ignore[union-attr]
+    for _, model in found:
+        for layer in model.statistics.layers.values():  # type: ignore[union-attr]
             names |= dict.fromkeys(layer.measures)
     table = [["model", "parameters", "attention layers", *map(words, names)]]
-    for label, own in found:
-        assert own.statistics is not None
-        row = [label, f"{sum(p.numel() for p in own.model.parameters()):,}", str(len(own.statistics.layers))]
+    for label, model in found:
+        assert model.statistics is not None
+        row = [label, f"{sum(p.numel() for p in model.model.parameters()):,}", str(len(model.statistics.layers))]
         for name in names:
-            layers = [layer.measures[name] for layer in own.statistics.layers.values() if name in layer.measures]
+            layers = [layer.measures[name] for layer in model.statistics.layers.values() if name in layer.measures]
             means = [layer.mean for layer in layers if layer.count]
             row.append(f"{sum(means) / len(means):.4f}" if means else "-")
         table.append(row)

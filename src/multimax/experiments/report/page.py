@@ -4,7 +4,7 @@ import base64
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 MARK = "<!-- multimax report -->"
 STYLE = """
@@ -94,34 +94,55 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def settings_tables(settings: Mapping[str, Mapping[str, Any]]) -> str:
-    """What the runs have of their own, then what all have in common."""
-    runs = {label: flat(own) for label, own in settings.items()}
-    names = list(dict.fromkeys(name for own in runs.values() for name in own))
-    own_of = [name for name in names if len({own.get(name, "") for own in runs.values()}) > 1]
+    """Settings in which the runs differ, then those that all have in common."""
+    runs = {label: flat(values) for label, values in settings.items()}
+    names = list(dict.fromkeys(name for values in runs.values() for name in values))
+    differing = [name for name in names if len({values.get(name, "") for values in runs.values()}) > 1]
     text = ""
-    if own_of:
-        rows = [["setting", *runs], *([name, *(own.get(name, "") for own in runs.values())] for name in own_of)]
+    if differing:
+        rows = [
+            ["setting", *runs],
+            *([name, *(values.get(name, "") for values in runs.values())] for name in differing),
+        ]
         text += table(rows, "in which they differ", "settings") + "\n"
     first = next(iter(runs.values()))
-    shared = [[name, first[name]] for name in names if name not in own_of and first.get(name, "") not in ("", "None")]
+    shared = [
+        [name, first[name]] for name in names if name not in differing and first.get(name, "") not in ("", "None")
+    ]
     return text + table([["setting", "value"], *shared], "of all" if len(runs) > 1 else "", "settings")
 
 
-def page(title: str, sections: Sequence[tuple[str, str, str, Sequence[tuple[str, str]]]], about: str) -> str:
+class Part(NamedTuple):
+    """A part of a section, for the table of contents."""
+
+    anchor: str
+    title: str
+
+
+class Section(NamedTuple):
+    """A section of the page: its anchor, its title, its HTML, and its parts."""
+
+    anchor: str
+    title: str
+    html: str
+    parts: Sequence[Part]
+
+
+def page(title: str, sections: Sequence[Section], about: str) -> str:
     """The whole page.
 
     Args:
         title: its title.
-        sections: of each its name for links, its title, its HTML, and names and titles of its parts.
+        sections: in their order.
         about: what made it.
     """
     contents = []
-    for name, words, _, parts in sections:
-        inner = "".join(f'<li><a href="#{escape(own)}">{escape(text)}</a></li>' for own, text in parts)
-        contents.append(f'<p><a href="#{escape(name)}">{escape(words)}</a></p>\n<ul>{inner}</ul>')
+    for section in sections:
+        inner = "".join(f'<li><a href="#{escape(p.anchor)}">{escape(p.title)}</a></li>' for p in section.parts)
+        contents.append(f'<p><a href="#{escape(section.anchor)}">{escape(section.title)}</a></p>\n<ul>{inner}</ul>')
     body = "\n".join(
-        f'<section id="{escape(name)}">\n<h2>{escape(words)}</h2>\n{html}\n</section>'
-        for name, words, html, _ in sections
+        f'<section id="{escape(section.anchor)}">\n<h2>{escape(section.title)}</h2>\n{section.html}\n</section>'
+        for section in sections
     )
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     return f"""<!DOCTYPE html>

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from multimax.experiments import results
+from multimax.experiments import results, tasks
 from multimax.experiments import sweep as sweeps
 from multimax.experiments.results import Run, Sweep
 from multimax.experiments.run import CONFIG, METRICS, MODEL, RESULT
@@ -67,8 +67,8 @@ class _Found:
         settings = self.source.settings
         if settings is None:
             return ("model",)
-        # a saved model of text brings a tokenizer, which is its own
-        alone = self.seed is None and settings.task != "vision"
+        # a saved model of text brings its tokenizer, so that its data is no other's
+        alone = self.seed is None and "start" in tasks.get(settings.task).data
         return settings.task, settings.preset, settings.data, str(self.path) if alone else ""
 
 
@@ -120,12 +120,12 @@ def _sweep_group(path: Path, seed: int | None, data: str | None) -> Group:
         return group
     for label in found.labels:
         over = found.of(label)
-        own = [run for run in over if seed is None or run.seed == seed]
-        if not own:
+        chosen = [run for run in over if seed is None or run.seed == seed]
+        if not chosen:
             what = "that is over" if seed is None else f"with seed {seed} that is over"
             group.notes.append(f"{label}: no run {what}, so there are no figures of it.")
             continue
-        first = next((run for run in own if run.finished), own[0])  # one that diverged has no model
+        first = next((run for run in chosen if run.finished), chosen[0])  # one that diverged has no model
         group.sources.append(_run_folder(path / sweeps.slug(label) / f"seed-{first.seed}", data).source)
     if len(found.about["seeds"]) > 1 and group.sources:
         seeds = sorted({source.settings.seed for source in group.sources if source.settings is not None})
@@ -137,30 +137,30 @@ def _sweep_group(path: Path, seed: int | None, data: str | None) -> Group:
 def _distinct(found: Sequence[_Found]) -> None:
     """Labels that differ where folders do: runs of one method have one label if they differ by their seeds alone."""
     by_label: dict[str, list[_Found]] = {}
-    for own in found:
-        by_label.setdefault(own.source.label, []).append(own)
+    for member in found:
+        by_label.setdefault(member.source.label, []).append(member)
     for members in by_label.values():
-        others = [own.source.settings and replace(own.source.settings, seed=0) for own in members]
-        if len({own.seed for own in members}) == len(members) and others.count(others[0]) == len(others):
+        others = [member.source.settings and replace(member.source.settings, seed=0) for member in members]
+        if len({member.seed for member in members}) == len(members) and others.count(others[0]) == len(others):
             continue
-        above = os.path.commonpath([own.path.resolve() for own in members])
-        for own in members:
-            own.source.label += f" ({own.path.resolve().relative_to(above)})"
-            if own.run is not None:
-                own.run = replace(own.run, label=own.source.label)
+        above = os.path.commonpath([member.path.resolve() for member in members])
+        for member in members:
+            member.source.label += f" ({member.path.resolve().relative_to(above)})"
+            if member.run is not None:
+                member.run = replace(member.run, label=member.source.label)
 
 
 def _of_runs(found: Iterable[_Found]) -> list[Group]:
     groups: dict[tuple[str, ...], list[_Found]] = {}
-    for own in found:
-        groups.setdefault(own.key, []).append(own)
+    for member in found:
+        groups.setdefault(member.key, []).append(member)
     result = []
     for members in groups.values():
         _distinct(members)
         first: dict[str, Source] = {}
-        for own in members:
-            first.setdefault(own.source.label, own.source)
-        runs = [own.run for own in members if own.run is not None]
+        for member in members:
+            first.setdefault(member.source.label, member.source)
+        runs = [member.run for member in members if member.run is not None]
         group = Group(_title(members[0].source), _unplanned(runs), list(first.values()))
         if len(first) < len(members):
             group.notes.append("Tables are of all runs. Figures of models are of the first run of each method.")
@@ -196,7 +196,7 @@ def read(paths: Sequence[Path], *, seed: int | None, preset_name: str | None, da
         paths: folders of runs, of sweeps or of saved models, or files of ``multimax table --save``.
         seed: of the runs of a sweep that figures are drawn of; the first unless given.
         preset_name: how data for saved models is read.
-        data: in the place of the runs' own, and for saved models.
+        data: instead of the runs' own, and for saved models.
     """
     groups: list[Group] = []
     single: list[_Found] = []
@@ -218,7 +218,7 @@ def read(paths: Sequence[Path], *, seed: int | None, preset_name: str | None, da
             )
     if seed is not None and not groups:
         raise ValueError(f"multimax: expected a sweep beside --seed, got none to choose seed {seed} of; leave it out")
-    if preset_name is not None and all(own.seed is not None for own in single):
+    if preset_name is not None and all(member.seed is not None for member in single):
         raise ValueError(
             f"multimax: expected a saved model beside --preset, got none for {preset_name!r}; runs have their own"
         )

@@ -1,20 +1,16 @@
-"""The command `multimax explore`: one page in the browser, to see what MultiMax does by moving it.
+"""The explorer: one page in the browser, to see what MultiMax does by moving it. `multimax explore` opens it.
 
 The page, page.html, is one file that computes everything itself, in JavaScript. The layers' parameters stand in it as
 JSON, so that it works as it lies in the package; whenever it is served or saved, :func:`page` puts in those of
-:mod:`multimax.presets` anew. After a change there, ``multimax explore --save src/multimax/explorer/page.html``.
+:data:`multimax.presets` anew. After a change there, ``multimax explore --save src/multimax/plots/explorer/page.html``.
 """
 
-import argparse
 import json
 import sys
-import threading
-import webbrowser
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from multimax.experiments.commands import Refused
 from multimax.ops import checks
 from multimax.ops.presets import presets
 
@@ -23,21 +19,13 @@ HOST = "127.0.0.1"  # nobody else needs to see it
 PORT = 8317  # always the same, so that a saved link still leads there tomorrow
 TITLES = {"deit_small": "DeiT-small", "wikitext103_lm": "WikiText-103 LM"}
 START, END = '<script type="application/json" id="presets">\n', "\n</script>"
-TEXT = """\
-Opens an interactive page: sliders for the parameters of MultiMax and for an input, the layers of the paper, sigma, the
-weights beside those of softmax, sparsemax, entmax-1.5 and Ev-SoftMax, the simplex, and the paper's M and S.
-
-examples:
-  multimax explore                          serve it on this machine, until Ctrl-C
-  multimax explore --save explorer.html     one file, to keep or to send; it works without a network
-"""
 
 
 def page() -> str:
     """The page, with the parameters of :data:`multimax.presets` in it.
 
     Example:
-        >>> from multimax import explorer
+        >>> from multimax.plots import explorer
         >>> explorer.page().splitlines()[0]
         '<!doctype html>'
     """
@@ -87,7 +75,7 @@ def server(port: int = PORT) -> ThreadingHTTPServer:
         port: where; 0 takes any that is free.
 
     Example:
-        >>> from multimax import explorer
+        >>> from multimax.plots import explorer
         >>> with explorer.server(port=0) as server:
         ...     server.server_address[0]
         '127.0.0.1'
@@ -103,44 +91,3 @@ def server(port: int = PORT) -> ThreadingHTTPServer:
             f"multimax: expected a free port, got {port} ({error.strerror}); "
             "choose another with --port, or any free one with --port 0"
         ) from error
-
-
-def explore(options: argparse.Namespace) -> None:
-    """Serves the page, or saves it."""
-    if options.save is not None:
-        try:
-            options.save.write_text(page(), encoding="utf-8")
-        except OSError as error:
-            raise Refused(
-                f"multimax: expected a file that can be written, got {options.save}: {error.strerror}"
-            ) from error
-        print(f"{options.save}: open it in a browser")
-        return
-    try:
-        own = server(options.port)
-    except (OSError, ValueError) as error:
-        raise Refused(str(error)) from error
-    with own:
-        address = f"http://{HOST}:{own.server_address[1]}/"
-        print(f"MultiMax explorer: {address} (Ctrl-C ends it)", flush=True)
-        if options.browser:
-            # beside the server: a browser in the terminal keeps its caller waiting
-            threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
-        try:
-            own.serve_forever()
-        except KeyboardInterrupt:
-            print(file=sys.stderr)  # the terminal shows ^C; what comes next starts a line
-
-
-def add_command(commands: Any) -> None:
-    """Adds it to the command line's parser."""
-    command = commands.add_parser(
-        "explore",
-        help="move parameters and inputs in the browser, and see the weights",
-        description=TEXT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    command.add_argument("--port", type=int, default=PORT, help=f"{PORT} unless given; 0 takes any that is free")
-    command.add_argument("--no-browser", dest="browser", action="store_false", help="only say the address")
-    command.add_argument("--save", type=Path, metavar="FILE.html", help="write the page to a file, and do not serve it")
-    command.set_defaults(function=explore)

@@ -2,20 +2,20 @@
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler, default_collate
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerFast
 
 from multimax import reweighting
-from multimax.experiments import methods, models, tokenizers
+from multimax.experiments import models, tokenizers
 from multimax.experiments.data.text import load_text
-from multimax.experiments.settings import Settings
-from multimax.experiments.task import ShuffledSampler, Task
+from multimax.experiments.settings import LOSSES, Settings
+from multimax.experiments.tasks.task import ShuffledSampler, Task
 
 IGNORED = -100
 
@@ -23,10 +23,8 @@ IGNORED = -100
 def _encoded(tokenizer: PreTrainedTokenizerFast, text: str) -> Tensor:
     """The tokens of a text, line by line."""
     lines = text.splitlines(keepends=True)
-    own = tokenizer.backend_tokenizer
-    ids = [
-        numpy.asarray(line.ids, dtype=numpy.int32) for line in own.encode_batch_fast(lines, add_special_tokens=False)
-    ]
+    encoded = tokenizer.backend_tokenizer.encode_batch_fast(lines, add_special_tokens=False)
+    ids = [numpy.asarray(line.ids, dtype=numpy.int32) for line in encoded]
     return torch.from_numpy(numpy.concatenate(ids)).long()
 
 
@@ -40,7 +38,7 @@ class Blocks(Dataset[dict[str, Tensor]]):
 
     Args:
         ids: of all tokens.
-        length: tokens a sequence.
+        length: tokens per sequence.
     """
 
     def __init__(self, ids: Tensor, length: int) -> None:
@@ -60,7 +58,7 @@ class Windows(Dataset[dict[str, Tensor]]):
 
     Args:
         ids: of all tokens.
-        length: tokens a window.
+        length: tokens per window.
         stride: tokens from one window to the next, at most length - 1; a small one gives every token much context.
         words: how many words the text has.
     """
@@ -86,43 +84,66 @@ class Windows(Dataset[dict[str, Tensor]]):
         return {"input_ids": ids, "labels": labels}
 
 
+class Tokens(NamedTuple):
+    """A text, as tokens."""
+
+    name: str
+    tokenizer: PreTrainedTokenizerFast
+    train: Blocks
+    valid: Windows
+    test: Windows
+
+
+def _stride(settings: Settings) -> int:
+    return settings.stride or settings.length - 1
+
+
 class Language(Task):
     """Perplexity on text."""
 
-    main = "perplexity"
+    classes = (GPT2LMHeadModel,)
 
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
-        text = load_text(settings.data or "python")
-        self.data_name = text.name
-        length = settings.length
-        stride = settings.stride or length - 1
-        if not 1 <= stride <= length - 1:
-            raise ValueError(f"multimax: expected a stride from 1 to {length - 1}, below the length, got {stride}")
+    def __init__(self, settings: Settings, data: Tokens) -> None:
+        super().__init__(settings, data)
+        self.data_name, self.tokenizer, self.train, self.evaluation, self.test = data
+        self.collate = default_collate
+
+    @staticmethod
+    def check(settings: Settings) -> None:
+        """Windows must overlap."""
+        most, stride = settings.length - 1, _stride(settings)
+        if not 1 <= stride <= most:
+            raise ValueError(f"multimax: expected a stride from 1 to {most}, below the length, got {stride}")
+
+    @staticmethod
+    def load(settings: Settings) -> Tokens:
+        """Reads the text, and trains the tokenizer on it, unless the model to start from has one."""
+        text, length = load_text(settings.data or "python"), settings.length
         if settings.start:
-            self.tokenizer = PreTrainedTokenizerFast.from_pretrained(settings.start)
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(settings.start)
         else:
             lines = text.train.splitlines(keepends=True)
-            self.tokenizer = tokenizers.for_text(settings.tokenizer, lines, settings.vocabulary)
-        self.train = Blocks(_encoded(self.tokenizer, text.train), length)
-        sets = {}
-        for name in ("valid", "test"):
-            own = getattr(text, name)
-            ids = _encoded(self.tokenizer, own)
-            if len(ids) < length or not len(self.train):
+            tokenizer = tokenizers.for_text(settings.tokenizer, lines, settings.vocabulary)
+        train = Blocks(_encoded(tokenizer, text.train), length)
+        windows = {}
+        for name, part in (("valid", text.valid), ("test", text.test)):
+            ids = _encoded(tokenizer, part)
+            if len(ids) < length or not len(train):
                 raise ValueError(
                     f"multimax: expected at least {length} tokens, one sequence, in each part of {settings.data!r}, "
                     f"got {len(ids)} in {name}; make length smaller"
                 )
-            sets[name] = Windows(ids, length, stride, count_words(own))
-        self.evaluation, self.test = sets["valid"], sets["test"]
-        self.collate = default_collate
+            windows[name] = Windows(ids, length, _stride(settings), count_words(part))
+        return Tokens(text.name, tokenizer, train, **windows)
 
     def model(self) -> PreTrainedModel:
         """A GPT-style decoder."""
         if self.settings.start:
-            return models.trained("language", Path(self.settings.start))
-        return models.language_model(self.settings, len(self.tokenizer))
+            return models.trained(self.settings.task, self.classes, Path(self.settings.start))
+        ends = {"bos_token_id": None, "eos_token_id": None}
+        from_data = {"vocab_size": len(self.tokenizer), "n_positions": self.settings.length, **ends}
+        configuration = models.configured(GPT2Config, self.settings.model, {**from_data, "loss_type": "ForCausalLM"})
+        return GPT2LMHeadModel(configuration)
 
     def sampler(self, batch: int) -> Sampler[int]:
         """Permutations."""
@@ -134,11 +155,11 @@ class Language(Task):
 
     def loss(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Any] | None:
         """The loss of the output's function, where it has one of its own."""
-        if self.settings.output not in methods.LOSSES:
+        if self.settings.output not in LOSSES:
             return None
         outputs = model(input_ids=inputs["input_ids"])
         logits, labels = outputs.logits[:, :-1].flatten(0, 1), inputs["labels"][:, 1:].flatten()
-        return methods.LOSSES[self.settings.output](logits, labels, ignore_index=IGNORED), outputs
+        return LOSSES[self.settings.output](logits, labels, ignore_index=IGNORED), outputs
 
     def reduce_logits(self, logits: Any, labels: Tensor) -> Tensor:
         """The negative log-likelihood of each token, 0 where none counts."""
@@ -174,7 +195,7 @@ def token_losses(logits: Tensor, labels: Tensor, output: str) -> Tensor:
         (B, L), 0 for ignored labels.
     """
     rows, targets = logits.float().flatten(0, 1), labels.flatten()
-    if output in methods.LOSSES:
+    if output in LOSSES:
         chosen = reweighting.get(output)(rows).gather(1, targets.clamp(min=0)[:, None])[:, 0]
         found = -chosen.log() * (targets != IGNORED)
         return torch.where(targets == IGNORED, 0, found).view_as(labels)

@@ -1,4 +1,4 @@
-"""What a task is to a run: data, model, loss and measures. One file each: vision, language, translation."""
+"""What a task is to a run: data, model, loss and metrics."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 from transformers import PreTrainedModel
 
+from multimax.experiments import tasks
 from multimax.experiments.settings import Settings
 
 
@@ -49,30 +50,42 @@ class ShuffledSampler(Sampler[int]):
 
 
 class Task(ABC):
-    """A task with its data loaded.
+    """A task with its data.
+
+    Args:
+        settings: of the run.
+        data: what :meth:`load` gave for them, or for others that load the same. It is shared, and stays as it is.
 
     Attributes:
+        classes: of transformers, that its models are of.
+        spec: what the list of tasks says of it.
         train: examples for training.
         evaluation: examples for the evaluations during training.
         test: examples for the last one.
         collate: makes a batch of examples.
-        measures: of attention, by names of :mod:`multimax.metrics`.
-        main: the metric by which methods are compared.
         data_name: what the data is called.
         evaluated: the examples that :meth:`metrics` gets the results of.
     """
 
+    classes: tuple[Any, ...]
     train: Dataset[Any]
     evaluation: Dataset[Any]
     test: Dataset[Any]
     collate: Callable[[list[Any]], Any]
-    measures: tuple[str, ...] = ("multi_modality", "sparsity", "entropy")
-    main: str
     data_name: str
     evaluated: Dataset[Any]
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+    def __init__(self, settings: Settings, data: Any) -> None:
+        self.settings, self.spec = settings, tasks.get(settings.task)
+
+    @staticmethod  # noqa: B027, there may be nothing
+    def check(settings: Settings) -> None:
+        """Raises for settings that the task cannot take, before any data is loaded."""
+
+    @staticmethod
+    @abstractmethod
+    def load(settings: Settings) -> Any:
+        """The data, by those settings alone that the list of tasks names."""
 
     @abstractmethod
     def model(self) -> PreTrainedModel:
@@ -86,7 +99,7 @@ class Task(ABC):
         """The order of the training examples.
 
         Args:
-            batch: examples a step.
+            batch: examples per step.
         """
 
     def loss(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Any] | None:

@@ -2,21 +2,27 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
-from transformers import DataCollatorForSeq2Seq, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    DataCollatorForSeq2Seq,
+    MarianConfig,
+    MarianMTModel,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
-from multimax.experiments import methods, models, tokenizers
+from multimax.experiments import models, tokenizers
 from multimax.experiments.data.parallel import load_parallel
-from multimax.experiments.language import IGNORED, exponential, token_losses
-from multimax.experiments.settings import Settings
-from multimax.experiments.task import ShuffledSampler, Task
+from multimax.experiments.settings import LOSSES, Settings
+from multimax.experiments.tasks.language import IGNORED, exponential, token_losses
+from multimax.experiments.tasks.task import ShuffledSampler, Task
 
 
 class Pairs(Dataset[dict[str, list[int]]]):
@@ -29,11 +35,10 @@ class Pairs(Dataset[dict[str, list[int]]]):
     """
 
     def __init__(self, pairs: list[tuple[str, str]], tokenizer: PreTrainedTokenizerFast, length: int) -> None:
-        own = tokenizer.backend_tokenizer
         end = tokenizer.eos_token_id
         sides = []
-        for side in (0, 1):
-            ids = [line.ids for line in own.encode_batch_fast([pair[side] for pair in pairs])]
+        for sentences in ([source for source, _ in pairs], [target for _, target in pairs]):
+            ids = [line.ids for line in tokenizer.backend_tokenizer.encode_batch_fast(sentences)]
             sides.append([line if len(line) <= length else [*line[: length - 1], end] for line in ids])
         self.sources, self.targets = sides
 
@@ -51,7 +56,7 @@ class LengthSampler(ShuffledSampler):
 
     Args:
         lengths: of the examples.
-        batch: examples a step.
+        batch: examples per step.
         seed: of the run.
     """
 
@@ -64,36 +69,53 @@ class LengthSampler(ShuffledSampler):
         return iter(get_length_grouped_indices(self.lengths, self.batch, generator=self.generator()))
 
 
+class Sentences(NamedTuple):
+    """Parallel text: the test set as it is, and all of it as tokens."""
+
+    name: str
+    test_pairs: list[tuple[str, str]]
+    tokenizer: PreTrainedTokenizerFast
+    train: Pairs
+    valid: Pairs
+    test: Pairs
+
+
 class Translation(Task):
     """BLEU of translated sentences."""
 
-    main = "bleu"
+    classes = (MarianMTModel,)
 
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
+    def __init__(self, settings: Settings, data: Sentences) -> None:
+        super().__init__(settings, data)
+        self.data_name, self.pairs, self.tokenizer, self.train, self.evaluation, self.test = data
+
+    @staticmethod
+    def check(settings: Settings) -> None:
+        """There is no data that comes with a package."""
         if not settings.data:
             raise ValueError(
                 "multimax: expected data, a folder of parallel text such as train.de and train.en, got none"
             )
+
+    @staticmethod
+    def load(settings: Settings) -> Sentences:
+        """Reads the text, and trains the tokenizer on both languages, unless the model to start from has one."""
         source, target = settings.languages.split("-")
         data = load_parallel(settings.data, (source, target), test=settings.test_set or None)
-        self.data_name, self.pairs = data.name, data.test
         if settings.start:
-            self.tokenizer = PreTrainedTokenizerFast.from_pretrained(settings.start)
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(settings.start)
         else:
             sentences = [sentence for pair in data.train for sentence in pair]
-            self.tokenizer = tokenizers.for_sentences(sentences, settings.vocabulary)
-        self.train, self.evaluation, self.test = (
-            Pairs(own, self.tokenizer, settings.length) for own in (data.train, data.valid, data.test)
-        )
+            tokenizer = tokenizers.for_sentences(sentences, settings.vocabulary)
+        train, valid, test = (Pairs(part, tokenizer, settings.length) for part in (data.train, data.valid, data.test))
+        return Sentences(data.name, data.test, tokenizer, train, valid, test)
 
     def model(self) -> PreTrainedModel:
         """An encoder and a decoder."""
         if self.settings.start:
-            model = models.trained("translation", Path(self.settings.start))
+            model = models.trained(self.settings.task, self.classes, Path(self.settings.start))
         else:
-            ends = self.tokenizer.pad_token_id, self.tokenizer.eos_token_id
-            model = models.translator(self.settings, len(self.tokenizer), *ends)
+            model = translator(self.settings, self.tokenizer)
         self.use(model)
         return model
 
@@ -104,7 +126,9 @@ class Translation(Task):
     def sampler(self, batch: int) -> Sampler[int]:
         """Sentences of a length together."""
         assert isinstance(self.train, Pairs)
-        lengths = [len(own) + len(other) for own, other in zip(self.train.sources, self.train.targets, strict=True)]
+        lengths = [
+            len(source) + len(target) for source, target in zip(self.train.sources, self.train.targets, strict=True)
+        ]
         return LengthSampler(lengths, batch, self.settings.seed)
 
     def save(self, folder: Path) -> None:
@@ -119,9 +143,9 @@ class Translation(Task):
         Not the model's own, a mean which the Trainer would take for a part of that over all it accumulates.
         """
         labels = inputs["labels"].flatten()
-        outputs = model(**{name: own for name, own in inputs.items() if name != "labels"})
+        outputs = model(**{name: value for name, value in inputs.items() if name != "labels"})
         smoothing = float(self.settings.trainer.get("label_smoothing_factor", 0.0)) if model.training else 0.0
-        cross_entropy = methods.LOSSES.get(self.settings.output, F.cross_entropy)
+        cross_entropy = LOSSES.get(self.settings.output, F.cross_entropy)
         logits = outputs.logits.flatten(0, 1)
         return cross_entropy(logits, labels, ignore_index=IGNORED, label_smoothing=smoothing), outputs
 
@@ -147,6 +171,25 @@ class Translation(Task):
         score = bleu.corpus_score(found, references).score
         (folder / "sacrebleu.txt").write_text(f"{bleu.get_signature()}\n", encoding="utf-8")
         return {"bleu": score, "chrf": sacrebleu.corpus_chrf(found, references).score}
+
+
+def translator(settings: Settings, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
+    """An encoder and decoder as in the first Transformer: sinusoidal positions, layer norms after the sums."""
+    pad, end = tokenizer.pad_token_id, tokenizer.eos_token_id
+    from_data = {
+        "vocab_size": len(tokenizer),
+        "pad_token_id": pad,
+        "eos_token_id": end,
+        "decoder_start_token_id": pad,
+        "forced_eos_token_id": None,
+        "max_position_embeddings": settings.length + 1,
+    }
+    model = MarianMTModel(models.configured(MarianConfig, settings.model, from_data))
+    assert model.generation_config is not None
+    model.generation_config.max_length = settings.length
+    model.generation_config.num_beams = settings.beams
+    model.generation_config.bad_words_ids = [[pad]]
+    return model
 
 
 @torch.no_grad()

@@ -1,0 +1,41 @@
+"""`multimax demo`: softmax and MultiMax, trained on digits and compared."""
+
+import argparse
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from multimax.cli.errors import need_packages, refusing
+
+TEXT = "Trains a small vision transformer on digits, with softmax and with MultiMax, and compares them."
+
+
+def add(commands: Any) -> None:
+    """Adds the subcommand."""
+    command = commands.add_parser(
+        "demo", help="train softmax and MultiMax on digits, in a minute or two", description=TEXT
+    )
+    command.add_argument("--seeds", type=int, default=3, help="runs of each, 3 unless given")
+    command.add_argument(
+        "--out", type=Path, default=Path("runs/demo"), help="folder for the runs, runs/demo unless given"
+    )
+    command.set_defaults(function=demo)
+
+
+def demo(options: argparse.Namespace) -> None:
+    """Both methods, a table, and a page with the figures."""
+    need_packages()
+    from multimax.experiments import demo as experiment
+
+    with refusing():
+        if options.seeds < 1:
+            raise ValueError(f"multimax: expected at least one seed, got {options.seeds}")
+        print(experiment.demo(options.out, options.seeds))
+        page = options.out / "report.html"
+        if importlib.util.find_spec("matplotlib") is None:
+            print(f'\nFor a page with all figures: pip install "multimax[plots]", multimax report {options.out}')
+        else:
+            from multimax.experiments.report import report
+
+            print(f"\nA page with all figures, for the browser: {report([options.out], page)}")
+        print(f"The runs are in {options.out}; delete it to train again. The weights themselves: multimax weights")

@@ -1,0 +1,62 @@
+"""`multimax explore`: the explorer, served or saved."""
+
+import argparse
+import sys
+import threading
+import webbrowser
+from pathlib import Path
+from typing import Any
+
+from multimax.cli.errors import Refused
+from multimax.plots import explorer
+
+TEXT = """\
+Opens an interactive page: sliders for the parameters of MultiMax and for an input, the layers of the paper, sigma, the
+weights beside those of softmax, sparsemax, entmax-1.5 and Ev-SoftMax, the simplex, and the paper's M and S.
+
+examples:
+  multimax explore                          serve it on this machine, until Ctrl-C
+  multimax explore --save explorer.html     one file, to keep or to send; it works without a network
+"""
+
+
+def add(commands: Any) -> None:
+    """Adds the subcommand."""
+    command = commands.add_parser(
+        "explore",
+        help="move parameters and inputs in the browser, and see the weights",
+        description=TEXT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    port = explorer.PORT
+    command.add_argument("--port", type=int, default=port, help=f"{port} unless given; 0 takes any that is free")
+    command.add_argument("--no-browser", dest="browser", action="store_false", help="only say the address")
+    command.add_argument("--save", type=Path, metavar="FILE.html", help="write the page to a file, and do not serve it")
+    command.set_defaults(function=explore)
+
+
+def explore(options: argparse.Namespace) -> None:
+    """Serves the page, or saves it."""
+    if options.save is not None:
+        try:
+            options.save.write_text(explorer.page(), encoding="utf-8")
+        except OSError as error:
+            raise Refused(
+                f"multimax: expected a file that can be written, got {options.save}: {error.strerror}"
+            ) from error
+        print(f"{options.save}: open it in a browser")
+        return
+    try:
+        server = explorer.server(options.port)
+    except (OSError, ValueError) as error:
+        raise Refused(str(error)) from error
+    with server:
+        address = f"http://{explorer.HOST}:{server.server_port}/"
+        print(f"MultiMax explorer: {address} (Ctrl-C ends it)", flush=True)
+        if options.browser:
+            # beside the server: a browser in the terminal keeps its caller waiting
+            threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print(file=sys.stderr)  # the terminal shows ^C; what comes next starts a line

@@ -1,0 +1,32 @@
+"""`multimax figures`: the paper's figures that its own parameters draw."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from multimax.cli.errors import Refused
+
+
+def add(commands: Any) -> None:
+    """Adds the subcommand."""
+    text = "draw the paper's figures that its own parameters draw: simplex, trade-off, two entries, sigma by layer"
+    command = commands.add_parser("figures", help=text, description=text[0].upper() + text[1:] + ".")
+    command.add_argument("--out", type=Path, default=Path("figures"), help="folder for them, figures unless given")
+    command.add_argument("--format", choices=("png", "svg", "pdf"), default="png", help="png unless given")
+    command.set_defaults(function=figures)
+
+
+def figures(options: argparse.Namespace) -> None:
+    """Draws them into files."""
+    from multimax import plots
+
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+        for name, figure in plots.paper_figures():
+            file = options.out / f"{name}.{options.format}"
+            plots.save(figure, file)
+            print(file)
+    except ImportError as error:
+        raise Refused(str(error)) from error
+    except OSError as error:
+        raise Refused(f"multimax: expected a folder to write figures to, got {str(options.out)!r}: {error}") from error

@@ -1,0 +1,62 @@
+"""`multimax report`: one page of HTML about runs or models."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from multimax.cli import runs
+from multimax.cli.errors import need_packages, refusing
+
+TEXT = """\
+Writes one self-contained page of HTML about trained runs or saved models: results, all figures that apply, the learned
+parameters in the paper's symbols, and the settings. It works offline, and prints.
+
+examples:
+  multimax report runs/digits                                                   a sweep, all its methods
+  multimax report runs/digits/softmax/seed-0 runs/digits/multimax-both/seed-0   runs side by side
+  multimax report MODEL --preset cpu-fashion --data FOLDER --out model.html     a saved model, on data
+"""
+
+
+def add(commands: Any) -> None:
+    """Adds the subcommand."""
+    command = commands.add_parser(
+        "report",
+        help="write one page of HTML about runs or models",
+        description=TEXT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument(
+        "paths",
+        nargs="+",
+        type=Path,
+        metavar="RUN",
+        help="folder of a run, of a sweep, or of a saved model of transformers, or a file of multimax table --save",
+    )
+    command.add_argument("--out", type=Path, default=Path("report.html"), help="report.html unless given")
+    command.add_argument("--data", help="the data to run models on, instead of the runs' own")
+    command.add_argument("--preset", help=f"how the data of saved models is read, {runs.presets_in_words()}")
+    command.add_argument("--seed", type=int, help="of a sweep's runs that models are shown of, the first unless given")
+    command.add_argument(
+        "--examples", type=int, default=100, help="of the test set, 100 unless given; 0 runs no model, and is quick"
+    )
+    command.add_argument("--quiet", action="store_true", help="no bar")
+    command.set_defaults(function=report)
+
+
+def report(options: argparse.Namespace) -> None:
+    """Writes it, and says where."""
+    need_packages()
+    from multimax.experiments import report as reports
+
+    with refusing():
+        file = reports.report(
+            options.paths,
+            options.out,
+            preset=options.preset,
+            data=options.data,
+            seed=options.seed,
+            examples=options.examples,
+            progress=not options.quiet,
+        )
+        print(file)

@@ -1,0 +1,119 @@
+"""What `train` and `sweep` share: options into settings, results into words."""
+
+import argparse
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NamedTuple, get_type_hints
+
+from multimax.experiments import tasks
+from multimax.experiments.settings import Settings, override, preset_names
+
+NOT_OPTIONS = ("task", "preset", "label", "about")
+
+
+class Short(NamedTuple):
+    """A short option for one of transformers' TrainingArguments."""
+
+    argument: str
+    parse: Callable[[str], Any]
+    help: str
+
+
+SHORT = {
+    "steps": Short("max_steps", int, "steps of training"),
+    "epochs": Short("num_train_epochs", float, "epochs of training"),
+    "batch-size": Short("per_device_train_batch_size", int, "examples per step and process"),
+    "learning-rate": Short("learning_rate", float, "the largest learning rate"),
+}
+
+
+def presets_in_words() -> str:
+    """What --preset takes."""
+    return f"out of {', '.join(preset_names())}, or a file of JSON"
+
+
+def _number_or_word(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _assignment(text: str) -> tuple[list[str], Any]:
+    """``a.b=value``, the value in JSON, or a word."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
+    try:
+        return name.split("."), json.loads(value)
+    except json.JSONDecodeError:
+        return name.split("."), value
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """One option per setting that is one word or number, and those of both commands."""
+    hints = get_type_hints(Settings)
+    group = parser.add_argument_group("settings", "instead of the preset's")
+    for setting in fields(Settings):
+        kind, text = hints[setting.name], str(setting.metadata["help"]).replace("%", "%%")
+        if setting.name in NOT_OPTIONS or kind == dict[str, Any]:
+            continue
+        word = "--" + setting.name.replace("_", "-")
+        if kind is bool:
+            group.add_argument(word, action=argparse.BooleanOptionalAction, default=None, help=text)
+            continue
+        parse = kind if kind in (int, float, str) else _number_or_word
+        group.add_argument(word, type=parse, default=None, metavar=setting.name.upper(), help=text)
+    for word, short in SHORT.items():
+        group.add_argument(f"--{word}", type=short.parse, default=None, metavar="N", help=short.help)
+    group.add_argument("--bf16", action="store_true", default=None, help="compute in bfloat16")
+    group.add_argument("--size", help="of the model: a name in experiments/tasks, such as mini or deit-small")
+    group.add_argument(
+        "--set",
+        nargs="+",
+        action="extend",
+        default=[],
+        type=_assignment,
+        metavar="NAME=VALUE",
+        help="any other, such as trainer.weight_decay=0.1 (transformers' TrainingArguments), "
+        "model.num_hidden_layers=2 (its configuration), augmentation.flip=true, attention_options.k=8",
+    )
+    parser.add_argument("--out", type=Path, help="folder for the results, in runs/ unless given")
+    parser.add_argument("--quiet", action="store_true", help="no bars")
+
+
+def settings(options: argparse.Namespace, base: Settings) -> Settings:
+    """The preset's settings, changed by the options."""
+    values: dict[str, Any] = {}
+    for setting in fields(Settings):
+        value = getattr(options, setting.name, None)
+        if setting.name not in NOT_OPTIONS and value is not None:
+            values[setting.name] = value
+    trainer = {short.argument: getattr(options, word.replace("-", "_")) for word, short in SHORT.items()}
+    trainer = {name: value for name, value in trainer.items() if value is not None}
+    if options.bf16:
+        trainer["bf16"] = True
+    if "num_train_epochs" in trainer and "max_steps" not in trainer:
+        trainer["max_steps"] = -1  # which would else come before the epochs
+    result = override(base, {**values, **({"trainer": trainer} if trainer else {})})
+    if options.size:
+        result = override(result, {"model": tasks.get(result.task).size(options.size)})
+    for path, value in options.set:
+        name, *parts = path
+        for part in reversed(parts):
+            value = {part: value}
+        if parts and not isinstance(getattr(result, name, None), Mapping):
+            raise ValueError(f"multimax: expected a setting with parts, such as trainer, got {name!r}")
+        result = override(result, {name: value})
+    return result
+
+
+def in_words(result: Mapping[str, Any]) -> str:
+    """How a run went."""
+    if result["status"] != "finished":
+        return str(result["status"])
+    shown = (*tasks.main_metrics(), "loss")
+    values = [f"{name} {result['metrics'][name]:.4f}" for name in shown if name in result["metrics"]]
+    return f"{', '.join(values)}, {result['minutes']:.1f} minutes"

@@ -1,0 +1,60 @@
+"""`multimax train`: one run."""
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from multimax.cli import runs
+from multimax.cli.errors import need_packages, refusing
+from multimax.experiments import sweep as sweeps
+from multimax.experiments import tasks
+from multimax.experiments.settings import method, preset, preset_names
+
+TEXT = """\
+Trains a model of transformers with any reweighting function in attention and output, on real data, from a preset.
+Give the same command again to go on after an interruption.
+
+examples:
+  multimax train vision                                                   softmax on digits, nothing to download
+  multimax train vision --attention multimax --output multimax            MultiMax in both
+  multimax train vision --preset cpu-fashion --data FOLDER                IDX files as they are
+  multimax train language --preset cpu-wikitext2 --data FOLDER            train.txt, valid.txt, test.txt
+  multimax train translation --preset cpu-multi30k --data FOLDER          train.de, train.en, ...
+  torchrun --nproc-per-node 8 -m multimax train vision --preset paper-deit-small --data IMAGENET
+"""
+
+
+def add(commands: Any) -> None:
+    """Adds the subcommand, with one of its own for each task."""
+    looks = {"description": TEXT, "formatter_class": argparse.RawDescriptionHelpFormatter}
+    command = commands.add_parser("train", help="train a model with any reweighting function", **looks)
+    subcommands = command.add_subparsers(dest="task", metavar="|".join(tasks.names()), required=True)
+    for spec in tasks.SPECS:
+        subcommand = subcommands.add_parser(spec.name, help=spec.about, **looks)
+        known = ", ".join(preset_names())
+        subcommand.add_argument("--preset", help=f"{spec.preset} unless given; out of {known}, or a file")
+        runs.add_settings(subcommand)
+        subcommand.set_defaults(function=train)
+
+
+def train(options: argparse.Namespace) -> int:
+    """One run, from the beginning or from where it was interrupted."""
+    need_packages()
+    with refusing():
+        base = preset(options.preset or tasks.get(options.task).preset)
+        if base.task != options.task:
+            raise ValueError(f"multimax: expected a preset for {options.task}, got {options.preset!r}, for {base.task}")
+        settings = runs.settings(options, base)
+        settings = replace(settings, label=method(settings))
+        folder = (
+            options.out
+            or Path("runs") / Path(settings.preset).stem / sweeps.slug(settings.label) / f"seed-{settings.seed}"
+        )
+        from multimax.experiments import run
+
+        result = run.train(settings, folder, progress=not options.quiet)
+        run.part()
+        if run.is_first():
+            print(f"{settings.label}, seed {settings.seed}: {runs.in_words(result)}\n{folder}")
+    return 0 if result["status"] == "finished" else 1
