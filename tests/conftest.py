@@ -17,7 +17,7 @@ PRODUCTS = pytest.StashKey[probe.Products]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Sets the environment before torch's first product, which is when oneDNN reads it; workers and children inherit."""
+    """Sets the environment before torch's first product, when oneDNN reads it; workers and children inherit it."""
     if IN_WORKER:
         return
     found = probe.bfloat16_products()
