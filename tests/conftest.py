@@ -8,9 +8,30 @@ import torch
 
 from machine import ISAS
 from multimax.ops import kernels as ops
+from multimax.ops import probe
 
+IN_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 # two, or one in each of the processes that pytest-xdist shares the tests between
-THREADS = 1 if "PYTEST_XDIST_WORKER" in os.environ else min(2, os.cpu_count() or 1)
+THREADS = 1 if IN_WORKER else min(2, os.cpu_count() or 1)
+PRODUCTS = pytest.StashKey[probe.Products]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Sets the environment before torch's first product, when oneDNN reads it; workers and children inherit it."""
+    if IN_WORKER:
+        return
+    found = probe.bfloat16_products()
+    config.stash[PRODUCTS] = found
+    os.environ.update(found.remedy)
+    if config.getoption("numprocesses", None):  # children of a worker must not take the other worker's core
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    found = config.stash.get(PRODUCTS, probe.Products("work"))  # a worker's header is not shown
+    if found.outcome == "die":
+        return [f"bf16 products: die with SIGILL here; these tests run with {probe.VARIABLE}={probe.LIMIT}"]
+    return [] if found.outcome == "work" else [f"bf16 products: {found}"]
 
 
 @pytest.fixture(params=ISAS)
