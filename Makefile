@@ -7,6 +7,7 @@ READY := $(VENV)/.ready
 DEMO := $(VENV)/.demo
 EXTRAS := $(VENV)/.extras
 SANITIZED := build/sanitized
+CSRC := $(wildcard csrc/*/*.h csrc/*/*.cpp)
 
 .PHONY: demo test lint format bench sanitize clean
 
@@ -20,13 +21,13 @@ test: lint $(EXTRAS)
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror csrc/*.h csrc/*.cpp
+	$(BIN)/clang-format --dry-run --Werror $(CSRC)
 	$(BIN)/mypy
 
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i csrc/*.h csrc/*.cpp
+	$(BIN)/clang-format -i $(CSRC)
 
 # cut-cross-entropy brings the whole of Triton with it, a gigabyte that nothing else here needs
 bench: $(READY)
@@ -51,7 +52,7 @@ sanitize: $(READY)
 $(READY): WITH := test,lint,bench
 $(DEMO): WITH := experiments,plots
 $(DEMO): export MULTIMAX_NATIVE := 1
-$(READY) $(DEMO): pyproject.toml setup.py constraints.txt $(wildcard csrc/*)
+$(READY) $(DEMO): pyproject.toml setup.py constraints.txt $(CSRC)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch "setuptools>=77" wheel
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation \

@@ -26,16 +26,12 @@ if os.environ.get("MULTIMAX_NATIVE") and sys.platform == "linux":  # for this ma
     has = set(Path("/proc/cpuinfo").read_text().replace("_", "").split())
     ISAS = dict([pair for pair in ISAS.items() if has.issuperset(flag.removeprefix("-m") for flag in pair[1])][-1:])
 
-KERNELS = ["csrc/rows.cpp", "csrc/attention.cpp", "csrc/loss.cpp", "csrc/entmax.cpp"]
-BINDINGS = [
-    "csrc/bindings.cpp",
-    "csrc/rows_bindings.cpp",
-    "csrc/attention_bindings.cpp",
-    "csrc/loss_bindings.cpp",
-    "csrc/entmax_bindings.cpp",
-]
+CSRC = sorted(str(path) for path in Path("csrc").rglob("*") if path.suffix in (".h", ".cpp"))
+SOURCES = [path for path in CSRC if path.endswith(".cpp")]
+BINDINGS = [path for path in SOURCES if path.startswith("csrc/bindings/")]
+KERNELS = [path for path in SOURCES if path not in BINDINGS]
 
-FLAGS = ["-std=c++20", "-fvisibility=hidden", "-Wall", "-Wextra", "-ffp-contract=fast"]
+FLAGS = ["-Icsrc", "-std=c++20", "-fvisibility=hidden", "-Wall", "-Wextra", "-ffp-contract=fast"]
 FLAGS += ["-fno-math-errno", "-fno-trapping-math"]  # nobody reads errno or the exception flags; NaN and inf stay
 FLAGS += ["-Wno-maybe-uninitialized", "-Wno-uninitialized"]  # false alarms inside GCC 12's own AVX-512 header
 LINK = ["-ltorch_cpu", "-ltorch"]
@@ -84,9 +80,8 @@ elif sys.platform != "linux":
     print("multimax: CPU kernels are built on Linux only; this wheel uses the reference implementation")
     setup()
 else:
-    csrc = sorted(str(path) for path in Path("csrc").glob("*"))
     setup(
-        ext_modules=[Extension("multimax.ops._kernels", csrc, depends=csrc, py_limited_api=True)],
+        ext_modules=[Extension("multimax.ops._kernels", CSRC, depends=CSRC, py_limited_api=True)],
         cmdclass={"build_ext": BuildKernels},
         options={"bdist_wheel": {"py_limited_api": "cp310"}},
     )

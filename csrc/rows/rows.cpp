@@ -1,10 +1,10 @@
 // The row kernels. Compiled once for each instruction set, with MULTIMAX_ISA naming it; uses nothing of the C++
 // library, since an inline function of it, compiled here for a newer machine, could end up in everybody's code.
-#include "rows.h"
+#include "rows/rows.h"
 
-#include "row_backward.h"
-#include "row_forward.h"
-#include "row_layout.h"
+#include "rows/backward.h"
+#include "rows/forward.h"
+#include "rows/layout.h"
 
 namespace multimax::MULTIMAX_ISA {
 namespace {

@@ -1,7 +1,7 @@
 // The backward of an item, and its share of the parameters' gradients.
 #pragma once
 
-#include "row_item.h"
+#include "rows/item.h"
 
 namespace multimax::MULTIMAX_ISA {
 namespace {  // part of rows.cpp

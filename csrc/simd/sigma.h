@@ -1,7 +1,7 @@
 // The arithmetic of MultiMax on vectors: exp, sigma, its slope, and the sums behind the parameters' gradients.
 #pragma once
 
-#include "simd.h"
+#include "simd/simd.h"
 
 namespace multimax::MULTIMAX_ISA {
 

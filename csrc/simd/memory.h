@@ -1,7 +1,7 @@
 // Vectors of the compute type, loaded from and stored to tensors of any of the four types.
 #pragma once
 
-#include "simd.h"
+#include "simd/simd.h"
 
 namespace multimax::MULTIMAX_ISA {
 

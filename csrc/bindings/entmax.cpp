@@ -1,12 +1,13 @@
 // Entmax on torch's stable ABI: rows shared over torch's threads.
 
+#include "entmax/entmax.h"
+
 #include <algorithm>
 #include <cstring>
 #include <optional>
 #include <tuple>
 
-#include "bindings.h"
-#include "entmax.h"
+#include "bindings/bindings.h"
 
 namespace multimax {
 namespace {

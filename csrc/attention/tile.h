@@ -1,10 +1,10 @@
 // What attention's forward and backward have in common: tiles of scores, what is left of them, rows in and out.
 #pragma once
 
-#include "attention.h"
-#include "memory.h"
-#include "multimax_math.h"
-#include "product.h"
+#include "attention/attention.h"
+#include "attention/product.h"
+#include "simd/memory.h"
+#include "simd/sigma.h"
 
 namespace multimax::MULTIMAX_ISA {
 namespace {  // part of attention.cpp

@@ -1,7 +1,7 @@
 // Attention's forward: an online softmax over blocks of keys.
 #pragma once
 
-#include "attention_tile.h"
+#include "attention/tile.h"
 
 namespace multimax::MULTIMAX_ISA {
 namespace {  // part of attention.cpp

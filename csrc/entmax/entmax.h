@@ -10,8 +10,8 @@
 
 #include <cstdint>
 
-#include "isa.h"
-#include "rows.h"
+#include "rows/rows.h"
+#include "simd/isa.h"
 
 namespace multimax {
 

@@ -5,7 +5,7 @@
 #include <optional>
 #include <tuple>
 
-#include "bindings.h"
+#include "bindings/bindings.h"
 
 namespace multimax {
 namespace {

@@ -1,11 +1,11 @@
 // The kernels of the loss's row part. Compiled once for each instruction set, with MULTIMAX_ISA naming it; uses nothing
 // of the C++ library, since an inline function of it, compiled here for a newer machine, could end up in everybody's
 // code.
-#include "loss.h"
+#include "loss/loss.h"
 
-#include "memory.h"
-#include "multimax_math.h"
-#include "sums.h"
+#include "simd/memory.h"
+#include "simd/sigma.h"
+#include "simd/sums.h"
 
 namespace multimax::MULTIMAX_ISA {
 namespace {

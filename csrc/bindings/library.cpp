@@ -1,12 +1,12 @@
 // What the operations share, and the choice of the instruction set.
-#include "bindings.h"
-
 #include <torch/headeronly/util/BFloat16.h>
 #include <torch/headeronly/util/Half.h>
 
 #include <atomic>
 #include <limits>
 #include <type_traits>
+
+#include "bindings/bindings.h"
 
 namespace multimax {
 namespace {

@@ -1,7 +1,7 @@
 // Where the items of a call lie: in place where their entries are side by side, else copied.
 #pragma once
 
-#include "row_item.h"
+#include "rows/item.h"
 
 namespace multimax::MULTIMAX_ISA {
 namespace {  // part of rows.cpp

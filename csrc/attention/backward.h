@@ -1,7 +1,7 @@
 // Attention's backward: the weights of a tile again, and all gradients from them.
 #pragma once
 
-#include "attention_tile.h"
+#include "attention/tile.h"
 
 namespace multimax::MULTIMAX_ISA {
 namespace {  // part of attention.cpp

@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-#include "isa.h"
+#include "simd/isa.h"
 
 namespace multimax {
 

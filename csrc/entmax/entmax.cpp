@@ -1,9 +1,9 @@
 // The kernels of entmax. Compiled once for each instruction set, like rows.cpp, and as free of the C++
 // library as that.
-#include "entmax.h"
+#include "entmax/entmax.h"
 
-#include "memory.h"
-#include "multimax_math.h"
+#include "simd/memory.h"
+#include "simd/sigma.h"
 
 namespace multimax::MULTIMAX_ISA {
 namespace {

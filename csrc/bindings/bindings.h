@@ -10,10 +10,10 @@
 #include <new>
 #include <vector>
 
-#include "attention.h"
-#include "entmax.h"
-#include "loss.h"
-#include "rows.h"
+#include "attention/attention.h"
+#include "entmax/entmax.h"
+#include "loss/loss.h"
+#include "rows/rows.h"
 
 namespace multimax {
 

@@ -1,10 +1,10 @@
 // The attention kernels. Compiled once for each instruction set, as rows.cpp is, and by the same rule.
 //
 // Scores exist only as tiles of query_block x key_block. All products run in float32, whatever the tensors' type.
-#include "attention.h"
+#include "attention/attention.h"
 
-#include "attention_backward.h"
-#include "attention_forward.h"
+#include "attention/backward.h"
+#include "attention/forward.h"
 
 namespace multimax::MULTIMAX_ISA {
 namespace {

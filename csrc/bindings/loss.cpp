@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "bindings.h"
+#include "bindings/bindings.h"
 
 namespace multimax {
 namespace {

@@ -4,7 +4,7 @@
 #include <optional>
 #include <tuple>
 
-#include "bindings.h"
+#include "bindings/bindings.h"
 
 namespace multimax {
 namespace {

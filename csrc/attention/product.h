@@ -1,7 +1,7 @@
 // Products of small matrices, the work of attention: C = A B on tiles that lie in the caches.
 #pragma once
 
-#include "simd.h"
+#include "simd/simd.h"
 
 namespace multimax::MULTIMAX_ISA {
 

@@ -1,7 +1,7 @@
 // The forward of an item: sigma and its maximum, exp and its sum, the weights.
 #pragma once
 
-#include "row_item.h"
+#include "rows/item.h"
 
 namespace multimax::MULTIMAX_ISA {
 namespace {  // part of rows.cpp

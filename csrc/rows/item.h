@@ -1,10 +1,10 @@
 // An item of rows: its entries as vectors, and a pass over them.
 #pragma once
 
-#include "memory.h"
-#include "multimax_math.h"
-#include "rows.h"
-#include "sums.h"
+#include "rows/rows.h"
+#include "simd/memory.h"
+#include "simd/sigma.h"
+#include "simd/sums.h"
 
 namespace multimax::MULTIMAX_ISA {
 namespace {  // part of rows.cpp
