@@ -327,18 +327,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward(
 }  // namespace
 }  // namespace multimax
 
-STABLE_TORCH_LIBRARY_FRAGMENT(multimax, m) {
-  m.def(
-      "attention_forward(Tensor query, Tensor key, Tensor value, Tensor coefs, Tensor knots, Tensor? mask, "
-      "Tensor? bias, Tensor? query_starts, Tensor? key_starts, Tensor? seed, float dropout_p, float scale, "
-      "bool causal, int left, int right, bool for_backward) -> (Tensor, Tensor, Tensor)");
-  m.def(
-      "attention_backward(Tensor grad_out, Tensor? grad_lse, Tensor query, Tensor key, Tensor value, Tensor coefs, "
-      "Tensor knots, Tensor? mask, Tensor? bias, Tensor? query_starts, Tensor? key_starts, Tensor? seed, Tensor out, "
-      "Tensor stats, Tensor rest, float dropout_p, float scale, bool causal, int left, int right, bool params_grad, "
-      "bool bias_grad) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
-}
-
 STABLE_TORCH_LIBRARY_IMPL(multimax, CPU, m) {
   m.impl("attention_forward", TORCH_BOX(&multimax::attention_forward));
   m.impl("attention_backward", TORCH_BOX(&multimax::attention_backward));

@@ -87,13 +87,6 @@ std::tuple<Tensor, Tensor> entmax_backward(const Tensor& grad, const Tensor& x, 
 }  // namespace
 }  // namespace multimax
 
-STABLE_TORCH_LIBRARY_FRAGMENT(multimax, m) {
-  m.def("entmax_forward(Tensor x, Tensor? alpha, int kind) -> (Tensor, Tensor)");
-  m.def(
-      "entmax_backward(Tensor grad, Tensor x, Tensor stats, Tensor? alpha, int kind, bool alpha_grad) -> (Tensor, "
-      "Tensor)");
-}
-
 STABLE_TORCH_LIBRARY_IMPL(multimax, CPU, m) {
   m.impl("entmax_forward", TORCH_BOX(&multimax::entmax_forward));
   m.impl("entmax_backward", TORCH_BOX(&multimax::entmax_backward));

@@ -136,6 +136,7 @@ void write(Tensor& tensor, const std::vector<double>& values) {
 
 }  // namespace multimax
 
-STABLE_TORCH_LIBRARY(multimax, m) { m.def("use_isa(int isa) -> int"); }
+// All other schemas are defined in Python, so that they exist without this library.
+STABLE_TORCH_LIBRARY_FRAGMENT(multimax, m) { m.def("use_isa(int isa) -> int"); }
 
 STABLE_TORCH_LIBRARY_IMPL(multimax, CompositeExplicitAutograd, m) { m.impl("use_isa", TORCH_BOX(&multimax::use_isa)); }

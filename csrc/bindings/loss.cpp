@@ -150,16 +150,6 @@ std::tuple<Tensor, Tensor> loss_backward(const Tensor& x, const OptionalTensor& 
 }  // namespace
 }  // namespace multimax
 
-STABLE_TORCH_LIBRARY_FRAGMENT(multimax, m) {
-  m.def(
-      "loss_forward(Tensor x, Tensor? target, Tensor? probabilities, Tensor coefs, Tensor knots, Tensor? weight, "
-      "float smoothing, int total_classes, int first_class, int ignore_index, bool full) -> Tensor");
-  m.def(
-      "loss_backward(Tensor x, Tensor? target, Tensor? probabilities, Tensor coefs, Tensor knots, Tensor? weight, "
-      "float smoothing, int total_classes, int first_class, int ignore_index, Tensor stats, Tensor scale, "
-      "Tensor p_scale, bool params_grad, Tensor(a!) out) -> (Tensor, Tensor)");
-}
-
 STABLE_TORCH_LIBRARY_IMPL(multimax, CPU, m) {
   m.impl("loss_forward", TORCH_BOX(&multimax::loss_forward));
   m.impl("loss_backward", TORCH_BOX(&multimax::loss_backward));

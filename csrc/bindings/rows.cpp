@@ -257,14 +257,6 @@ std::tuple<Tensor, Tensor, Tensor> rows_backward(const Tensor& grad, const Tenso
 }  // namespace
 }  // namespace multimax
 
-STABLE_TORCH_LIBRARY_FRAGMENT(multimax, m) {
-  m.def("rows_forward(Tensor x, Tensor coefs, Tensor knots, Tensor? mask, int dim, int kind) -> (Tensor, Tensor)");
-  m.def(
-      "rows_backward(Tensor grad, Tensor x, Tensor? saved, Tensor coefs, Tensor knots, Tensor? mask, int dim, int "
-      "kind, "
-      "bool params_grad) -> (Tensor, Tensor, Tensor)");
-}
-
 STABLE_TORCH_LIBRARY_IMPL(multimax, CPU, m) {
   m.impl("rows_forward", TORCH_BOX(&multimax::rows_forward));
   m.impl("rows_backward", TORCH_BOX(&multimax::rows_backward));
