@@ -7,7 +7,6 @@
 
 #include <cstdint>
 
-#include "rows/rows.h"
 #include "simd/isa.h"
 
 namespace multimax {

@@ -14,28 +14,39 @@ namespace {
 using torch::headeronly::BFloat16;
 using torch::headeronly::Half;
 
-// clang-format off
-#define MULTIMAX_KERNELS(isa) {&isa::row_kernels, &isa::attention_kernels, &isa::loss_kernels, &isa::entmax_kernels}
-// clang-format on
+#define MULTIMAX_KERNELS_OF(isa, dtype) \
+  {&isa::row_kernels_##dtype, &isa::attention_kernels, &isa::loss_kernels_##dtype, &isa::entmax_kernels_##dtype}
+#define MULTIMAX_KERNELS(isa)                                                                    \
+  {MULTIMAX_KERNELS_OF(isa, f32), MULTIMAX_KERNELS_OF(isa, f64), MULTIMAX_KERNELS_OF(isa, bf16), \
+   MULTIMAX_KERNELS_OF(isa, f16)}
 
-// Instruction sets in rising order; null where the machine has not the instructions or the build not the kernels.
-Kernels kernels_of(int64_t isa) {
-  if (isa == 0) return MULTIMAX_KERNELS(baseline);
+// By instruction set, in rising order, and dtype; null where the build has not the kernels.
+enum Isa : int64_t { baseline_isa, avx2_isa, avx512_isa, avx512_bf16_isa, isas };
+const Kernels all_kernels[isas][4] = {MULTIMAX_KERNELS(baseline), MULTIMAX_KERNELS(avx2), MULTIMAX_KERNELS(avx512),
+                                      MULTIMAX_KERNELS(avx512_bf16)};
+
+const Kernels& kernels_of(int64_t isa, DType dtype) { return all_kernels[isa][static_cast<int>(dtype)]; }
+
+// Whether the machine has the instructions and the build the kernels. All sets have kernels for bfloat16.
+bool has_isa(int64_t isa) {
+  if (isa < 0 || isa >= isas || kernels_of(isa, DType::bf16).rows == nullptr) return false;
+  if (isa == baseline_isa) return true;
 #if defined(__x86_64__)
   bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                 __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  if (isa == 1 && avx2) return MULTIMAX_KERNELS(avx2);
-  if (isa == 2 && avx512) return MULTIMAX_KERNELS(avx512);
-  if (isa == 3 && avx512 && __builtin_cpu_supports("avx512bf16")) return MULTIMAX_KERNELS(avx512_bf16);
+  if (isa == avx2_isa) return avx2;
+  if (isa == avx512_isa) return avx512;
+  return avx512 && __builtin_cpu_supports("avx512bf16");
+#else
+  return false;
 #endif
-  return {};
 }
 
 // -1 if there is none: a build for one machine, on another.
 int64_t best_isa() {
-  int64_t isa = 3;
-  while (isa >= 0 && kernels_of(isa).rows == nullptr) --isa;
+  int64_t isa = isas - 1;
+  while (isa >= 0 && !has_isa(isa)) --isa;
   return isa;
 }
 
@@ -44,8 +55,7 @@ std::atomic<int64_t> current_isa{-1};
 // Chooses an instruction set (-1: leave as it is); returns the one in use.
 int64_t use_isa(int64_t isa) {
   if (isa >= 0) {
-    STD_TORCH_CHECK(kernels_of(isa).rows != nullptr,
-                    "multimax: this machine or this build has no instruction set number ", isa);
+    STD_TORCH_CHECK(has_isa(isa), "multimax: this machine or this build has no instruction set number ", isa);
     current_isa.store(isa);
   }
   isa = current_isa.load();
@@ -66,12 +76,25 @@ void with_type(DType dtype, F f) {
   }
 }
 
+std::vector<double> read(const Tensor& tensor) {
+  Tensor flat = tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
+  std::vector<double> values(flat.numel());
+  with_type(dtype_of(flat), [&]<class T>(T) {
+    const T* from = static_cast<const T*>(data_of(flat));
+    for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<double>(from[i]);
+  });
+  return values;
+}
+
 }  // namespace
 
-Kernels kernels() {
+Kernels kernels(DType dtype) {
   int64_t isa = current_isa.load();
-  Kernels found = kernels_of(isa < 0 ? best_isa() : isa);
-  STD_TORCH_CHECK(found.rows != nullptr, "multimax: the kernels were built for another machine");
+  if (isa < 0) isa = best_isa();
+  STD_TORCH_CHECK(isa >= 0, "multimax: the kernels were built for another machine");
+  // avx512_bf16 has rows of its own for bfloat16 alone
+  Kernels found = kernels_of(isa == avx512_bf16_isa && dtype != DType::bf16 ? avx512_isa : isa, dtype);
+  found.attention = kernels_of(isa, dtype).attention;
   return found;
 }
 
@@ -90,34 +113,24 @@ DType dtype_of(const Tensor& t) {
   }
 }
 
-double floor_of(DType dtype) {
-  switch (dtype) {
-    case DType::f32:
-      return std::numeric_limits<float>::lowest() / 2;
-    case DType::f64:
-      return std::numeric_limits<double>::lowest() / 2;
-    case DType::bf16:
-      return static_cast<float>(std::numeric_limits<BFloat16>::lowest()) / 2;
-    case DType::f16:
-      return static_cast<float>(std::numeric_limits<Half>::lowest()) / 2;
-  }
-  return 0;
-}
-
 void* data_of(const Tensor& t) {
   void* data = t.data_ptr();
   STD_TORCH_CHECK(data != nullptr || t.numel() == 0, "multimax: expected tensors with memory, got one that was freed");
   return data;
 }
 
-std::vector<double> read(const Tensor& tensor) {
-  Tensor flat = tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
-  std::vector<double> values(flat.numel());
-  with_type(dtype_of(flat), [&]<class T>(T) {
-    const T* from = static_cast<const T*>(data_of(flat));
-    for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<double>(from[i]);
-  });
-  return values;
+Parameters::Parameters(const Tensor& coefs, const Tensor& knots, DType dtype)
+    : order_(static_cast<size_t>(coefs.size(coefs.dim() - 2))), coefs_(read(coefs)) {
+  const std::vector<double> of_knots = read(knots);
+  auto arrange = [&](auto& to) {
+    to.resize(2 * coefs_.size());
+    for (size_t from = 0; from < coefs_.size(); ++from) {
+      size_t side = from % 2, n = from / 2 % order_, set = from / 2 / order_;
+      to[(set * 4 + side) * order_ + n] = static_cast<std::decay_t<decltype(to[0])>>(coefs_[from]);
+      to[(set * 4 + 2 + side) * order_ + n] = static_cast<std::decay_t<decltype(to[0])>>(of_knots[from]);
+    }
+  };
+  dtype == DType::f64 ? arrange(f64_) : arrange(f32_);
 }
 
 void write(Tensor& tensor, const std::vector<double>& values) {

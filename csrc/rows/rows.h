@@ -13,7 +13,6 @@
 namespace multimax {
 
 enum class Kind { multimax, log_multimax, modulate };
-enum class DType { f32, f64, bf16, f16 };
 
 inline constexpr int max_axes = 64;  // torch's own limit
 
@@ -27,9 +26,7 @@ struct Operand {
 
 struct RowJob {
   Kind kind;
-  DType dtype;
   int order;
-  double floor;  // entries at or below count as masked
 
   int64_t length;
   int64_t lanes;  // rows along the lane axis (1 if rows are handled one by one)
@@ -55,14 +52,14 @@ struct RowJob {
   int64_t blocks() const { return items == 0 ? 0 : items / run_items * run_blocks; }
 };
 
-// One instruction set's kernels.
+// The kernels of one instruction set and dtype.
 struct RowKernels {
-  int width_f32, width_f64;                 // lanes of a vector
+  int64_t width;                            // lanes of a vector
   int64_t (*scratch_bytes)(const RowJob&);  // that one thread needs, aligned to 64
   void (*forward)(const RowJob&, int64_t first_block, int64_t last_block, void* scratch);
   void (*backward)(const RowJob&, int64_t first_block, int64_t last_block, void* scratch);
 };
 
-MULTIMAX_DECLARE(RowKernels, row_kernels)
+MULTIMAX_DECLARE_DTYPES(RowKernels, row_kernels)
 
 }  // namespace multimax

@@ -152,6 +152,14 @@ struct Vectors<S, 0> {
   V d(int n) const { return S::set(p.d[n]); }
 };
 
+// Calls f with the N that an order has.
+template <class F>
+MULTIMAX_INLINE auto with_order(int order, F f) {
+  if (order == 1) return f.template operator()<1>();
+  if (order == 2) return f.template operator()<2>();
+  return f.template operator()<0>();
+}
+
 // sigma(x), equation 6. Each term is multiplied out from its coefficient, (c u) u, never c (u^2): where the square
 // would overflow, a zero coefficient still gives zero, so zero coefs are softmax for every finite input.
 template <class S, int N>
