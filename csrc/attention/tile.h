@@ -278,10 +278,10 @@ inline void apply_mask(const AttentionJob& job, const Tile& t, const Band& band,
       float* row = s + r * t.stride;
       for (int64_t c = t.from(); c < t.to(); c += S::width) {
         V mask = load_scores<T>(m, at, c, t.end);
-        V own = S::load(row + c);
+        V score = S::load(row + c);
         // what was masked before stays so, whatever is added
-        auto off = S::either(S::le(mask, floor), S::le(own, lowest()));
-        S::store(row + c, S::select(off, lowest(), own + mask));
+        auto off = S::either(S::le(mask, floor), S::le(score, lowest()));
+        S::store(row + c, S::select(off, lowest(), score + mask));
       }
     }
   });

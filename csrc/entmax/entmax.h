@@ -4,7 +4,7 @@
 // 1:
 //   sparsemax y = r, entmax15 y = r^2;
 // and for any alpha > 1, with a = alpha - 1, entmax y = max(a u + tau, 0)^(1 / a), or, for small a, in a form that
-// holds for a near 0 too, max(1 + a (u - tau), 0)^(1 / a). What the backward needs of the forward are two numbers a
+// holds for a near 0 too, max(1 + a (u - tau), 0)^(1 / a). What the backward needs of the forward are two numbers per
 // row, max x and tau.
 #pragma once
 

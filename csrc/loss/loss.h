@@ -4,8 +4,8 @@
 //     q_c = w_c ((1 - smoothing) t_c + smoothing / C),
 // t the target's probabilities (1 at an index) and w the classes' weights. With log-sum L = log sum_c exp(s_c)
 //     loss = sum_c q_c (L - s_c),   d loss / d s_c = p_c sum_k q_k - q_c.
-// The forward gives the sums that this takes, not the loss: those of several parts of a row, one a process, can be put
-// together. An index is kept out of q, as a correction of one entry; with an index and no smoothing q is zero.
+// The forward gives the sums that this takes, not the loss: those of several parts of a row, one per process, can be
+// put together. An index is kept out of q, as a correction of one entry; with an index and no smoothing q is zero.
 #pragma once
 
 #include <cstdint>

@@ -2,7 +2,7 @@
 //
 // A row is a line of `length` entries along the reduced dim. Rows are handled in items: one row (its entries side by
 // side in vectors), or, where the reduced dim is not contiguous but another axis is, a vector's width of neighbouring
-// rows at once (one row a lane). Items are grouped into blocks; a block never crosses from one set of parameters to
+// rows at once (one row per lane). Items are grouped into blocks; a block never crosses from one set of parameters to
 // the next, and its sums are written to a place of its own, so results do not depend on how threads share the blocks.
 #pragma once
 

@@ -183,7 +183,7 @@ MULTIMAX_INLINE typename S::V sigma(const Vectors<S, N>& f, typename S::V x) {
 // The gradient ds of sigma(x), taken on to x (returned) and, WithParams, to the parameters (added to the sums).
 // sums[4 (n - 1) ..]: ds u^n and ds u^(n-1) [x < b] of the lower term, ds v^n and ds v^(n-1) [x > d] of the upper
 // one; factors that do not depend on x are applied when the sums are complete.
-// f holds the slope's coefficients, n c and n e, in the place of c and e.
+// f holds the slope's coefficients, n c and n e instead of c and e.
 template <bool WithParams, class S, int N>
 MULTIMAX_INLINE typename S::V sigma_backward(const Vectors<S, N>& f, typename S::V x, typename S::V ds,
                                              typename S::V* sums) {

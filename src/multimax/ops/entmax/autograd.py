@@ -10,7 +10,7 @@ from multimax.ops import kernels, operators
 from multimax.ops.dtypes import compute_dtype
 from multimax.ops.entmax import reference
 
-KINDS = ("sparsemax", "entmax15", "entmax")  # as in csrc/entmax.h
+KINDS = ("sparsemax", "entmax15", "entmax")  # as in csrc/entmax/entmax.h
 
 if kernels.unavailable is None:
 
