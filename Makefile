@@ -16,6 +16,7 @@ SANITIZED := build/sanitized
 WORKERS ?= logical
 # pip and mypy use one core only: the kernels are compiled meanwhile
 MAKEFLAGS += --jobs=2
+CSRC := $(wildcard csrc/*/*.h csrc/*/*.cpp)
 
 .PHONY: demo test lint format bench sanitize clean
 
@@ -29,13 +30,13 @@ test: lint $(EXTRAS) $(READY)
 lint: $(PACKAGE)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror csrc/*.h csrc/*.cpp
+	$(BIN)/clang-format --dry-run --Werror $(CSRC)
 	$(BIN)/mypy
 
 format: $(PACKAGE)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i csrc/*.h csrc/*.cpp
+	$(BIN)/clang-format -i $(CSRC)
 
 # cut-cross-entropy brings the whole of Triton with it, a gigabyte that nothing else here needs
 bench: $(READY)
@@ -70,7 +71,7 @@ $(PACKAGE) $(VENV)/.demo_package: pyproject.toml $(TORCH)
 	touch $@
 
 $(VENV)/.demo_kernels: export MULTIMAX_NATIVE := 1
-$(VENV)/.kernels $(VENV)/.demo_kernels: setup.py $(wildcard csrc/*) $(TORCH)
+$(VENV)/.kernels $(VENV)/.demo_kernels: setup.py $(CSRC) $(TORCH)
 	$(BIN)/python setup.py -q build_ext --inplace
 	touch $@
 

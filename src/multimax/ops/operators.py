@@ -5,14 +5,11 @@ A room's call is a NamedTuple. Its fields are the operator's arguments, in order
 in Python alone: an implementation, compiled or not, only registers what it computes.
 """
 
-import contextlib
 from collections.abc import Callable
 from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
-
-from multimax.ops import kernels  # noqa: F401  # TEMPORARY
 
 LIBRARY = torch.library.Library("multimax", "FRAGMENT")
 
@@ -45,8 +42,7 @@ def define(name: str, call: type, returns: int, fake: Callable[..., Any], **more
         more: arguments after those of the call, with their types.
     """
     arguments = ", ".join(f"{TYPES[hint]} {field}" for field, hint in (get_type_hints(call) | more).items())
-    with contextlib.suppress(RuntimeError):  # TEMPORARY
-        LIBRARY.define(f"{name}({arguments}) -> ({', '.join(['Tensor'] * returns)})")
+    LIBRARY.define(f"{name}({arguments}) -> ({', '.join(['Tensor'] * returns)})")
     torch.library.register_fake(f"multimax::{name}", fake, lib=LIBRARY)
 
 

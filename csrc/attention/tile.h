@@ -1,13 +1,14 @@
 // What attention's forward and backward have in common: tiles of scores, what is left of them, rows in and out.
 #pragma once
 
-#include "attention.h"
-#include "memory.h"
-#include "multimax_math.h"
-#include "product.h"
+#include "attention/attention.h"
+#include "attention/product.h"
+#include "simd/memory.h"
+#include "simd/scratch.h"
+#include "simd/sigma.h"
 
 namespace multimax::MULTIMAX_ISA {
-namespace {  // part of attention.cpp
+namespace {
 
 using S = Simd<float>;
 using V = S::V;
@@ -23,8 +24,7 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }
 
 inline V lowest() { return S::set(minus_infinity<float>()); }
-// scores at or below half of float32's lowest value count as masked
-constexpr float score_floor = -0x1.fffffep126f;
+constexpr float score_floor = masked_floor<float>;
 
 // One sequence of queries and of keys.
 struct Sequence {
@@ -51,11 +51,6 @@ struct Band {
   int64_t first(int64_t i) const { return min(max(i + first_offset, 0), keys); }
   int64_t last(int64_t i) const { return min(max(i + last_offset, 0), keys); }
 };
-
-template <class T>
-inline T* row_of(const Heads& m, int64_t b, int64_t h, int64_t i) {
-  return static_cast<T*>(m.data) + b * m.batch + h * m.head + i * m.row;
-}
 
 // n entries to a row of float32, times a factor, and zeros up to the row's padded width
 template <class T>
@@ -166,16 +161,11 @@ inline V load_scores(const Scores& m, int64_t at, int64_t column, int64_t end) {
   }
 }
 
-inline float mask_floor(ScoreType type) {
-  switch (type) {
-    case ScoreType::bf16:
-      return -0x1.fep126f;
-    case ScoreType::f16:
-      return -32752.0f;
-    default:
-      return score_floor;
-  }
-}
+// of a boolean mask too, which is read as 0 and -inf
+template <class T>
+constexpr float floor_of_scores = masked_floor<T>;
+template <>
+constexpr float floor_of_scores<unsigned char> = score_floor;
 
 template <class F>
 MULTIMAX_INLINE void with_score_type(ScoreType type, F f) {
@@ -250,7 +240,7 @@ inline bool any_left(const AttentionJob& job, const Tile& t) {
   bool left = m.type == ScoreType::none;
   int64_t rows = m.row == 0 ? 1 : t.rows, end = m.column == 0 ? t.begin + 1 : t.end;
   with_score_type(m.type, [&]<class T>() {
-    V floor = S::set(mask_floor(m.type));
+    V floor = S::set(floor_of_scores<T>);
     for (int64_t r = 0; r < rows && !left; ++r) {
       int64_t at = t.b * m.batch + t.head * m.head + (t.query + r) * m.row + t.key * m.column;
       for (int64_t c = t.begin; c < end && !left; c += S::width) {
@@ -265,7 +255,7 @@ inline bool any_left(const AttentionJob& job, const Tile& t) {
 inline void add_bias(const AttentionJob& job, const Tile& t) {
   const Scores& m = job.bias;
   with_score_type(m.type, [&]<class T>() {
-    V floor = S::set(mask_floor(m.type));
+    V floor = S::set(floor_of_scores<T>);
     for (int64_t r = 0; r < t.rows; ++r) {
       int64_t at = t.b * m.batch + t.head * m.head + (t.query + r) * m.row + t.key * m.column;
       float* x = t.x + r * t.stride;
@@ -282,16 +272,16 @@ inline void add_bias(const AttentionJob& job, const Tile& t) {
 inline void apply_mask(const AttentionJob& job, const Tile& t, const Band& band, float* s) {
   const Scores& m = job.mask;
   with_score_type(m.type, [&]<class T>() {
-    V floor = S::set(mask_floor(m.type));
+    V floor = S::set(floor_of_scores<T>);
     for (int64_t r = 0; r < t.rows; ++r) {
       int64_t at = t.b * m.batch + t.head * m.head + (t.query + r) * m.row + t.key * m.column;
       float* row = s + r * t.stride;
       for (int64_t c = t.from(); c < t.to(); c += S::width) {
         V mask = load_scores<T>(m, at, c, t.end);
-        V own = S::load(row + c);
+        V score = S::load(row + c);
         // what was masked before stays so, whatever is added
-        auto off = S::either(S::le(mask, floor), S::le(own, lowest()));
-        S::store(row + c, S::select(off, lowest(), own + mask));
+        auto off = S::either(S::le(mask, floor), S::le(score, lowest()));
+        S::store(row + c, S::select(off, lowest(), score + mask));
       }
     }
   });
@@ -306,49 +296,95 @@ inline void apply_mask(const AttentionJob& job, const Tile& t, const Band& band,
 
 inline V finite(V top) { return S::select(S::le(top, lowest()), V{}, top); }
 
-template <int N>
-Vectors<S, N> params_of(const AttentionJob& job, int64_t head) {
+inline Params<float> params_of(const AttentionJob& job, int64_t head) {
   const float* set = job.params + head * job.set_of_head * 4 * job.order;
-  return Vectors<S, N>({job.order, set, set + job.order, set + 2 * job.order, set + 3 * job.order});
+  return {job.order, set, set + job.order, set + 2 * job.order, set + 3 * job.order};
 }
 
-// Memory of one thread, taken piece by piece.
-struct Pieces {
-  char* base;
-  int64_t bytes = 0;
+// of scratch memory: one line, so that rows of different pieces do not all fall on the same cache sets
+constexpr int64_t pieces_gap = 64;
 
-  template <class T>
-  T* take(int64_t n) {
-    T* p = reinterpret_cast<T*>(base + bytes);
-    // one line between pieces, so that rows of different ones do not all fall on the same cache sets
-    bytes += (n * static_cast<int64_t>(sizeof(T)) + 63) / 64 * 64 + 64;
-    return p;
+// Where in (B, H, L, D) some rows begin.
+struct Place {
+  int64_t b, head, row;
+};
+
+template <class T>
+inline T* row_of(const Heads& m, const Place& at) {
+  return static_cast<T*>(m.data) + at.b * m.batch + at.head * m.head + at.row * m.row;
+}
+
+// The one thing that depends on the tensors' type: how their rows are read and written. All else is compiled once.
+template <class T>
+struct Rows {
+  using M = Memory<S, T>;
+
+  static void pack(float* to, const Heads& from, const Place& at, int64_t rows, int64_t width, float factor) {
+    multimax::MULTIMAX_ISA::pack(to, padded(width), row_of<const T>(from, at), from.row, rows, rows, width, factor);
+  }
+
+  // Keys of a block, transposed: to (width, block). rows: room for 16 of them.
+  static void pack_transposed(float* to, int64_t to_row, float* rows, const Heads& from, const Place& at, int64_t keys,
+                              int64_t width) {
+    const T* first = row_of<const T>(from, at);
+    for (int64_t k = 0; k < padded(keys); k += 16) {
+      multimax::MULTIMAX_ISA::pack(rows, padded(width), first + k * from.row, from.row, min(16, keys - k), 16, width,
+                                   1.0f);
+      transpose(to + k, to_row, rows, padded(width), 16, padded(width));
+    }
+  }
+
+  // As a product takes them: in place if they are float32 of a fitting width, else packed. row: the distance of rows.
+  static const float* in_place_or_packed(const Heads& from, const Place& at, float* buffer, int64_t rows, int64_t width,
+                                         int64_t& row) {
+    const T* first = row_of<const T>(from, at);
+    if constexpr (same<T, float>) {
+      if (width % 16 == 0) {
+        row = from.row;
+        return first;
+      }
+    }
+    row = padded(width);
+    multimax::MULTIMAX_ISA::pack(buffer, row, first, from.row, rows, rows, width, 1.0f);
+    return buffer;
+  }
+
+  static void write(const Heads& to, const Place& at, const float* from, int64_t n, V factor) {
+    narrow_row(row_of<T>(to, at), from, n, factor);
+  }
+
+  // what rounding took in write()
+  static void write_lost(const Heads& to, const Heads& written, const Place& at, const float* from, int64_t n,
+                         V factor) {
+    lost_row(row_of<T>(to, at), row_of<T>(written, at), from, n, factor);
+  }
+
+  // one row's sum of a b, added to sum
+  static V dot(V sum, const Heads& a_rows, const Heads& b_rows, const Place& at, int64_t n) {
+    const T *a = row_of<const T>(a_rows, at), *b = row_of<const T>(b_rows, at);
+    int64_t i = 0;
+    for (; i + S::width <= n; i += S::width) sum = sum + M::load(a + i) * M::load(b + i);
+    int left = static_cast<int>(n - i);
+    if (left) sum = sum + M::load(a + i, left) * M::load(b + i, left);
+    return sum;
   }
 };
 
-// Keys of a block, transposed: to (width, block).
-template <class T>
-void pack_transposed(float* to, int64_t to_row, float* rows, const T* from, int64_t from_row, int64_t keys,
-                     int64_t width, float factor) {
-  for (int64_t k = 0; k < padded(keys); k += 16) {
-    pack(rows, padded(width), from + k * from_row, from_row, min(16, keys - k), 16, width, factor);
-    transpose(to + k, to_row, rows, padded(width), 16, padded(width));
-  }
-}
+struct RowAccess {
+  decltype(&Rows<float>::pack) pack;
+  decltype(&Rows<float>::pack_transposed) pack_transposed;
+  decltype(&Rows<float>::in_place_or_packed) in_place_or_packed;
+  decltype(&Rows<float>::write) write;
+  decltype(&Rows<float>::write_lost) write_lost;
+  decltype(&Rows<float>::dot) dot;
+};
 
-// The rows of a matrix as a product takes them: in place if they are float32 of a fitting width, else packed.
-template <class T>
-inline const float* rows_or_pack(const T* from, int64_t from_row, float* buffer, int64_t rows, int64_t width,
-                                 int64_t& row) {
-  if constexpr (same<T, float>) {
-    if (width % 16 == 0) {
-      row = from_row;
-      return from;
-    }
-  }
-  row = padded(width);
-  pack(buffer, row, from, from_row, rows, rows, width, 1.0f);
-  return buffer;
+template <class R>
+constexpr RowAccess row_access = {R::pack, R::pack_transposed, R::in_place_or_packed, R::write, R::write_lost, R::dot};
+
+inline const RowAccess& row_access_of(DType dtype) {
+  if (dtype == DType::f32) return row_access<Rows<float>>;
+  return dtype == DType::bf16 ? row_access<Rows<bf16>> : row_access<Rows<f16>>;
 }
 
 // Blocks of queries are counted over the heads of a group: unit = (head in group, block).

@@ -1,47 +1,58 @@
 // The forward of an item: sigma and its maximum, exp and its sum, the weights.
 #pragma once
 
-#include "row_item.h"
+#include "rows/item.h"
 
 namespace multimax::MULTIMAX_ISA {
-namespace {  // part of rows.cpp
+namespace {
 
-template <class S, class T, int N, Kind kind>
+// A pass is compiled for what it depends on and no more: the order N here, the kind below.
+
+// work = sigma(x), -inf where masked; each lane's maximum; which lanes hold nothing but masked entries
+template <int N>
+void modulate(const Tile& t, int64_t begin, int64_t end, const Params<C>& params, V& top, Mask& empty) {
+  const auto x_ = t.x;
+  const auto work = t.work;
+  const Vectors<S, N> f(params);
+  const V floor = S::set(masked_floor<T>);
+  V m = lowest();
+  Mask none = S::first(S::width);
+  each(
+      t, begin, end, MULTIMAX_EACH {
+        V x = x_.load(i, part);
+        Mask off = masked(x, floor, part);
+        V s = S::select(off, lowest(), sigma(f, x));
+        none = S::both(none, off);
+        m = S::max(s, m);
+        work.store(i, s, part);
+      });
+  top = m;
+  empty = none;
+}
+
+// sigma alone; masked entries pass through unchanged
+template <int N>
+void modulate_only(const Tile& t, const Params<C>& params) {
+  const auto x_ = t.x, out = t.out;
+  const Vectors<S, N> f(params);
+  const V floor = S::set(masked_floor<T>);
+  each(
+      t, 0, t.vectors(), MULTIMAX_EACH {
+        V x = x_.load(i, part);
+        out.store(i, S::select(S::le(x, floor), x, sigma(f, x)), part);
+      });
+}
+
+// multimax and log_multimax
+template <Kind kind>
 struct Forward {
-  using C = typename S::T;
-  using V = typename S::V;
-  using Mask = decltype(S::first(0));
-  using Item = Tile<S, T>;
+  const Params<C>& params;
+  decltype(&modulate<0>) modulate;  // of the order at hand
 
-  const Vectors<S, N>& f;
-  V floor;
-
-  static V lowest() { return S::set(minus_infinity<C>()); }
   static V finite(V top) { return S::select(S::le(top, lowest()), V{}, top); }
 
-  // work = sigma(x), -inf where masked; each lane's maximum; which lanes hold nothing but masked entries
-  void modulate(const Item& t, int64_t begin, int64_t end, V& top, Mask& empty) const {
-    const auto x_ = t.x;
-    const auto work = t.work;
-    const Vectors<S, N> f = this->f;
-    const V floor = this->floor;
-    V m = lowest();
-    Mask none = S::first(S::width);
-    each(
-        t, begin, end, MULTIMAX_EACH {
-          V x = x_.load(i, part);
-          Mask off = masked<S>(x, floor, part);
-          V s = S::select(off, lowest(), sigma(f, x));
-          none = S::both(none, off);
-          m = S::max(s, m);
-          work.store(i, s, part);
-        });
-    top = m;
-    empty = none;
-  }
-
   // each lane's sum of exp(work - base), and, for multimax, work = that exp
-  void exponentiate(const Item& t, int64_t begin, int64_t end, V base, V& total) const {
+  static void exponentiate(const Tile& t, int64_t begin, int64_t end, V base, V& total) {
     const auto work = t.work;
     total = V{};
     for (; begin < end; begin += sum_every) {
@@ -59,7 +70,7 @@ struct Forward {
   }
 
   // multimax: out = work * norm; log_multimax: out = (work - top) - norm
-  void normalise(const Item& t, int64_t begin, int64_t end, V top, V norm) const {
+  static void normalise(const Tile& t, int64_t begin, int64_t end, V top, V norm) {
     const auto work = t.work;
     const auto out = t.out;
     each(
@@ -70,23 +81,11 @@ struct Forward {
     if (S::any(S::nan(norm))) {  // a NaN in the row: entries that are masked stay so all the same
       each(
           t, begin, end, MULTIMAX_EACH {
-            Mask off = masked<S>(t.x.load(i, part), floor, part);
+            Mask off = masked(t.x.load(i, part), S::set(masked_floor<T>), part);
             V off_value = kind == Kind::multimax ? V{} : lowest();
             t.out.store(i, S::select(off, off_value, t.out.load(i, part)), part);
           });
     }
-  }
-
-  // sigma alone; masked entries pass through unchanged
-  void modulate_only(const Item& t) const {
-    const auto x_ = t.x, out = t.out;
-    const Vectors<S, N> f = this->f;
-    const V floor = this->floor;
-    each(
-        t, 0, t.vectors(), MULTIMAX_EACH {
-          V x = x_.load(i, part);
-          out.store(i, S::select(S::le(x, floor), x, sigma(f, x)), part);
-        });
   }
 
   // 1 / total or log total; 0 for an empty row. Where the row is not empty but sigma of all that takes part overflowed
@@ -96,12 +95,12 @@ struct Forward {
     if constexpr (kind == Kind::multimax) {
       norm = static_cast<C>(1) / total;
     } else {
-      norm = log_lanes<S>(total);
+      norm = log_lanes(total);
     }
     return S::select(empty, V{}, norm);
   }
 
-  static void keep(const Item& t, V top, V norm) {
+  static void keep(const Tile& t, V top, V norm) {
     if constexpr (!same<T, C>) {
       C tops[S::width], norms[S::width];
       S::store(tops, top);
@@ -113,11 +112,11 @@ struct Forward {
     }
   }
 
-  void short_rows(const Item* tiles, int rows) const {
+  void short_rows(const Tile* tiles, int rows) const {
     const bool columns = tiles[0].columns;
     V top[batch_rows], total[batch_rows];
     Mask empty[batch_rows];
-    for (int r = 0; r < rows; ++r) modulate(tiles[r], 0, tiles[r].vectors(), top[r], empty[r]);
+    for (int r = 0; r < rows; ++r) modulate(tiles[r], 0, tiles[r].vectors(), params, top[r], empty[r]);
     for (int r = 0; r < rows; ++r) {
       if (!columns) top[r] = S::set(S::max(top[r]));
       top[r] = finite(top[r]);
@@ -132,14 +131,14 @@ struct Forward {
     for (int r = 0; r < rows; ++r) normalise(tiles[r], 0, tiles[r].vectors(), top[r], total[r]);
   }
 
-  void long_row(const Item& t, V* segment_tops) const {
+  void long_row(const Tile& t, V* segment_tops) const {
     V top = lowest(), total{};
     Mask empty = S::first(S::width);
     for (int64_t begin = 0; begin < t.vectors(); begin += segment) {
       int64_t end = min(begin + segment, t.vectors());
       V m, sum;
       Mask none;
-      modulate(t, begin, end, m, none);
+      modulate(t, begin, end, params, m, none);
       if (!t.columns) m = S::set(S::max(m));
       exponentiate(t, begin, end, finite(m), sum);
       if (!t.columns) sum = S::set(S::sum(sum));
@@ -160,10 +159,8 @@ struct Forward {
     }
   }
 
-  void run(const Item* tiles, int rows, V* segment_tops) const {
-    if constexpr (kind == Kind::modulate) {
-      for (int r = 0; r < rows; ++r) modulate_only(tiles[r]);
-    } else if (tiles[0].vectors() <= segment) {
+  void run(const Tile* tiles, int rows, V* segment_tops) const {
+    if (tiles[0].vectors() <= segment) {
       short_rows(tiles, rows);
     } else {
       long_row(tiles[0], segment_tops);

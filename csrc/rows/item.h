@@ -1,13 +1,13 @@
 // An item of rows: its entries as vectors, and a pass over them.
 #pragma once
 
-#include "memory.h"
-#include "multimax_math.h"
-#include "rows.h"
-#include "sums.h"
+#include "rows/rows.h"
+#include "simd/sigma.h"
+#include "simd/sums.h"
+#include "simd/types.h"
 
 namespace multimax::MULTIMAX_ISA {
-namespace {  // part of rows.cpp
+namespace {
 
 // Long rows go by segments: what one pass writes is still in the first-level cache for the next, and a sum is carried
 // in vectors of the compute type over one segment only.
@@ -23,11 +23,10 @@ inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
 
 // An item's entries of one tensor: a sequence of vectors, `step` elements apart.
-template <class S, class T>
+template <class Entry>
 struct Stream {
-  using V = typename S::V;
-  using M = Memory<S, T>;
-  T* data;
+  using M = Memory<S, Entry>;
+  Entry* data;
   int64_t step;
 
   V load(int64_t i, Whole) const { return M::load(data + i * step); }
@@ -38,12 +37,11 @@ struct Stream {
 
 // An item: `full` whole vectors, then `partial` ones of `part` lanes each. Row by row there is at most one partial
 // vector, at the end; in columns either all are whole or all are partial.
-template <class S, class T>
 struct Tile {
-  Stream<S, T> x, y, grad, out;
-  Stream<S, typename S::T> work;  // values on their way
-  T* home;                        // where out belongs
-  typename S::T* stats;
+  Stream<T> x, y, grad, out;
+  Stream<C> work;  // values on their way
+  T* home;         // where out belongs
+  C* stats;
   int64_t stats_stride, stats_plane;
   int64_t full, partial;
   int part;
@@ -56,7 +54,7 @@ struct Tile {
 // Passes copy what they need of tile and parameters into locals: what a store might change is read again and again.
 // The body is given i, where `chain` sums side by side (and not one that each vector has to wait for) may be kept, and
 // whether vector i is whole.
-template <int chains = 1, class Tile, class Body>
+template <int chains = 1, class Body>
 MULTIMAX_INLINE void each(const Tile& t, int64_t begin, int64_t end, Body body) {
   const int64_t full = t.full;
   const Part part{t.part};
@@ -75,20 +73,15 @@ MULTIMAX_INLINE void each(const Tile& t, int64_t begin, int64_t end, Body body) 
 #define MULTIMAX_EACH [&](int64_t i, [[maybe_unused]] int chain, auto part) __attribute__((always_inline))
 
 // Which lanes are masked; those that are not there count as such.
-template <class S>
-MULTIMAX_INLINE auto masked(typename S::V x, typename S::V floor, Whole) {
-  return S::le(x, floor);
-}
-template <class S>
-MULTIMAX_INLINE auto masked(typename S::V x, typename S::V floor, Part part) {
-  return S::le(S::select(S::first(part.n), x, floor), floor);
-}
+MULTIMAX_INLINE Mask masked(V x, V floor, Whole) { return S::le(x, floor); }
+MULTIMAX_INLINE Mask masked(V x, V floor, Part part) { return S::le(S::select(S::first(part.n), x, floor), floor); }
 
-template <class S>
-inline typename S::V log_lanes(typename S::V a) {
-  typename S::T lane[S::width];
+inline V lowest() { return S::set(minus_infinity<C>()); }
+
+inline V log_lanes(V a) {
+  C lane[S::width];
   S::store(lane, a);
-  for (int i = 0; i < S::width; ++i) lane[i] = static_cast<typename S::T>(__builtin_log(lane[i]));
+  for (int i = 0; i < S::width; ++i) lane[i] = static_cast<C>(__builtin_log(lane[i]));
   return S::load(lane);
 }
 

@@ -1,17 +1,17 @@
 // Attention's forward: an online softmax over blocks of keys.
 #pragma once
 
-#include "attention_tile.h"
+#include "attention/tile.h"
 
 namespace multimax::MULTIMAX_ISA {
-namespace {  // part of attention.cpp
+namespace {
 
 struct ForwardScratch {
   float *query, *out, *top, *total, *key, *key_rows, *value, *tile, *factor;
   int64_t bytes;
 
   ForwardScratch(const AttentionJob& job, void* memory) {
-    Pieces pieces{static_cast<char*>(memory)};
+    Pieces pieces(memory, pieces_gap);
     int64_t rows = item_units * query_block, width = padded(job.width), value_width = padded(job.value_width);
     query = pieces.take<float>(rows * width);
     out = pieces.take<float>(rows * value_width);
@@ -32,28 +32,30 @@ inline int64_t items_of_group(const AttentionJob& job) {
 
 inline int64_t forward_items(const AttentionJob& job) { return job.batches * job.key_heads() * items_of_group(job); }
 
-template <class T, int N>
+// x -> s = sigma(x), and the row's largest
+template <int N>
+void modulate(const Tile& t, const Params<float>& params, float* largest) {
+  const Vectors<S, N> f(params);
+  const V floor = S::set(score_floor);
+  const int64_t from = t.from(), to = t.to();
+  for (int64_t r = 0; r < t.rows; ++r) {
+    float* x = t.x + r * t.stride;
+    V top = lowest();
+    for (int64_t c = from; c < to; c += S::width) {
+      V a = S::load(x + c);
+      V s = S::select(S::le(a, floor), lowest(), sigma(f, a));
+      top = S::max(s, top);
+      S::store(x + c, s);
+    }
+    largest[r] = S::max(top);
+  }
+}
+
 struct Forward {
   const AttentionJob& job;
   const ForwardScratch& w;
-
-  // x -> s = sigma(x), and the row's largest
-  void modulate(const Tile& t, const Vectors<S, N>& params, float* largest) const {
-    const Vectors<S, N> f = params;
-    const V floor = S::set(score_floor);
-    const int64_t from = t.from(), to = t.to();
-    for (int64_t r = 0; r < t.rows; ++r) {
-      float* x = t.x + r * t.stride;
-      V top = lowest();
-      for (int64_t c = from; c < to; c += S::width) {
-        V a = S::load(x + c);
-        V s = S::select(S::le(a, floor), lowest(), sigma(f, a));
-        top = S::max(s, top);
-        S::store(x + c, s);
-      }
-      largest[r] = S::max(top);
-    }
-  }
+  const RowAccess& rows_of = row_access_of(job.dtype);
+  decltype(&modulate<0>) modulate = with_order(job.order, []<int N>() { return multimax::MULTIMAX_ISA::modulate<N>; });
 
   static bool any_nan(const Tile& t) {  // the maximum does not show it
     auto nan = S::first(0);
@@ -111,14 +113,14 @@ struct Forward {
     }
   }
 
-  void tile(Tile& t, const Band& band, const Vectors<S, N>& f, const float* query, float* out, float* tops,
-            float* totals, const float* value, int64_t value_row) const {
+  void tile(Tile& t, const Band& band, const float* query, float* out, float* tops, float* totals, const float* value,
+            int64_t value_row) const {
     int64_t width = padded(job.width), from = t.from();
     Product<S>{query, width, 1, w.key + from, key_block, t.x + from, t.stride, job.width, Start::zero, nullptr}.run(
         t.rows, t.to() - from);
     float largest[query_block];
     add_bias(job, t);
-    modulate(t, f, largest);
+    modulate(t, params_of(job, t.head), largest);
     if (t.edge || job.mask.type != ScoreType::none) {
       apply_mask(job, t, band, t.x);
       find_largest(t, largest);
@@ -138,12 +140,10 @@ struct Forward {
       if (top == minus_infinity<float>() && total == 0) top = 0;  // nothing took part
       float norm = total == 0 ? 0 : 1 / total;
       int64_t row = sequence.first_query + query + r;
-      T* home = row_of<T>(job.out, b, head, row);
-      narrow_row(home, out + r * padded(job.value_width), job.value_width, S::set(norm));
-      if (job.rest.data) {
-        lost_row(row_of<T>(job.rest, b, head, row), home, out + r * padded(job.value_width), job.value_width,
-                 S::set(norm));
-      }
+      const Place home{b, head, row};
+      const float* sums = out + r * padded(job.value_width);
+      rows_of.write(job.out, home, sums, job.value_width, S::set(norm));
+      if (job.rest.data) rows_of.write_lost(job.rest, job.out, home, sums, job.value_width, S::set(norm));
       float* stats = job.stats + b * job.stats_batch + head * job.stats_head + row;
       stats[0] = top;
       stats[job.stats_plane] = total;
@@ -170,9 +170,8 @@ struct Forward {
       unit[u] = {key_head * job.group + (first_unit + u) / blocks, query, min(query_block, sequence.queries - query)};
       first_key = min(first_key, band.first(query));
       last_key = max(last_key, band.last(query + unit[u].rows - 1));
-      pack(w.query + u * query_block * width, width,
-           row_of<const T>(job.query, b, unit[u].head, sequence.first_query + query), job.query.row, unit[u].rows,
-           unit[u].rows, job.width, job.scale);
+      rows_of.pack(w.query + u * query_block * width, job.query, {b, unit[u].head, sequence.first_query + query},
+                   unit[u].rows, job.width, job.scale);
       for (int64_t i = 0; i < unit[u].rows; ++i) w.top[u * query_block + i] = minus_infinity<float>();
     }
     for (int64_t i = 0; i < units * query_block * value_width; i += S::width) S::store(w.out + i, V{});
@@ -188,14 +187,12 @@ struct Forward {
         if (!clip(t, band, keys) || !any_left(job, t)) continue;
         if (!packed) {
           packed = true;
-          pack_transposed(w.key, key_block, w.key_rows, row_of<const T>(job.key, b, key_head, sequence.first_key + key),
-                          job.key.row, keys, job.width, 1.0f);
-          value = rows_or_pack(row_of<const T>(job.value, b, key_head, sequence.first_key + key), job.value.row,
-                               w.value, keys, job.value_width, value_row);
+          const Place first{b, key_head, sequence.first_key + key};
+          rows_of.pack_transposed(w.key, key_block, w.key_rows, job.key, first, keys, job.width);
+          value = rows_of.in_place_or_packed(job.value, first, w.value, keys, job.value_width, value_row);
         }
-        tile(t, band, params_of<N>(job, unit[u].head), w.query + u * query_block * width,
-             w.out + u * query_block * value_width, w.top + u * query_block, w.total + u * query_block * S::width,
-             value, value_row);
+        tile(t, band, w.query + u * query_block * width, w.out + u * query_block * value_width, w.top + u * query_block,
+             w.total + u * query_block * S::width, value, value_row);
       }
     }
     for (int64_t u = 0; u < units; ++u) {

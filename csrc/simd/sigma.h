@@ -1,7 +1,7 @@
 // The arithmetic of MultiMax on vectors: exp, sigma, its slope, and the sums behind the parameters' gradients.
 #pragma once
 
-#include "simd.h"
+#include "simd/simd.h"
 
 namespace multimax::MULTIMAX_ISA {
 
@@ -152,6 +152,14 @@ struct Vectors<S, 0> {
   V d(int n) const { return S::set(p.d[n]); }
 };
 
+// Calls f with the N that an order has.
+template <class F>
+MULTIMAX_INLINE auto with_order(int order, F f) {
+  if (order == 1) return f.template operator()<1>();
+  if (order == 2) return f.template operator()<2>();
+  return f.template operator()<0>();
+}
+
 // sigma(x), equation 6. Each term is multiplied out from its coefficient, (c u) u, never c (u^2): where the square
 // would overflow, a zero coefficient still gives zero, so zero coefs are softmax for every finite input.
 template <class S, int N>
@@ -175,7 +183,7 @@ MULTIMAX_INLINE typename S::V sigma(const Vectors<S, N>& f, typename S::V x) {
 // The gradient ds of sigma(x), taken on to x (returned) and, WithParams, to the parameters (added to the sums).
 // sums[4 (n - 1) ..]: ds u^n and ds u^(n-1) [x < b] of the lower term, ds v^n and ds v^(n-1) [x > d] of the upper
 // one; factors that do not depend on x are applied when the sums are complete.
-// f holds the slope's coefficients, n c and n e, in the place of c and e.
+// f holds the slope's coefficients, n c and n e instead of c and e.
 template <bool WithParams, class S, int N>
 MULTIMAX_INLINE typename S::V sigma_backward(const Vectors<S, N>& f, typename S::V x, typename S::V ds,
                                              typename S::V* sums) {

@@ -1,10 +1,11 @@
 // Where the items of a call lie: in place where their entries are side by side, else copied.
 #pragma once
 
-#include "row_item.h"
+#include "rows/item.h"
+#include "simd/scratch.h"
 
 namespace multimax::MULTIMAX_ISA {
-namespace {  // part of rows.cpp
+namespace {
 
 // Where an item lies: its place on every axis, and the offsets that follow from it.
 struct Position {
@@ -36,9 +37,9 @@ struct Position {
     for (int a = 0; a < job.axes; ++a) at += index[a] * strides[a];
     return at;
   }
-  template <class T>
-  T* in(const RowJob& job, const Operand& operand) const {
-    return static_cast<T*>(operand.data) + offset(job, operand.strides) + lane * operand.lane_stride;
+  template <class Entry>
+  Entry* in(const RowJob& job, const Operand& operand) const {
+    return static_cast<Entry*>(operand.data) + offset(job, operand.strides) + lane * operand.lane_stride;
   }
 };
 
@@ -47,10 +48,7 @@ inline bool side_by_side(const RowJob& job, const Operand& operand) {
 }
 
 // What one thread needs beside the tensors themselves.
-template <class S, class T>
 struct Scratch {
-  using C = typename S::T;
-  using V = typename S::V;
   T *x, *y, *grad, *out;  // (batch, entries) copies of what does not lie side by side
   C* work;                // (batch, entries)
   V* segment_tops;
@@ -65,37 +63,32 @@ struct Scratch {
     return same<T, C> && (job.columns ? job.length : (job.length + S::width - 1) / S::width) > segment;
   }
 
-  Scratch(const RowJob& job, void* memory) : bytes(0) {
+  Scratch(const RowJob& job, void* memory) {
     batch = job.columns ? 1 : static_cast<int>(max(1, min(batch_rows, batch_entries / max(job.length, 1))));
     // a row begins on a cache line, and one line further than its predecessor's end: not at a multiple of 4096 bytes
     entries = job.columns ? job.length * S::width : (job.length + 15) / 16 * 16 + 16;
-    char* base = static_cast<char*>(memory);
-    auto take = [&]<class U>(U*& p, int64_t n) {
-      p = reinterpret_cast<U*>(base + bytes);
-      bytes += (n * static_cast<int64_t>(sizeof(U)) + 63) / 64 * 64;
-    };
+    Pieces pieces(memory);
     auto copies = [&](const Operand& operand) {
       return operand.data == nullptr || side_by_side(job, operand) ? 0 : batch * entries;
     };
-    take(x, job.mask.data == nullptr ? copies(job.x) : batch * entries);
-    take(y, copies(job.y));
-    take(grad, copies(job.grad));
-    take(out, copies(job.out));
-    take(work, works_in_place(job) ? 0 : batch * entries);
-    take(segment_tops, entries / S::width / segment + 1);
-    take(slopes, 2 * job.order);
-    take(sums, 4 * job.order);
-    take(folded, 4 * job.order * S::width);
+    x = pieces.take<T>(job.mask.data == nullptr ? copies(job.x) : batch * entries);
+    y = pieces.take<T>(copies(job.y));
+    grad = pieces.take<T>(copies(job.grad));
+    out = pieces.take<T>(copies(job.out));
+    work = pieces.take<C>(works_in_place(job) ? 0 : batch * entries);
+    segment_tops = pieces.take<V>(entries / S::width / segment + 1);
+    slopes = pieces.take<C>(2 * job.order);
+    sums = pieces.take<V>(4 * job.order);
+    folded = pieces.take<double>(4 * job.order * S::width);
+    bytes = pieces.bytes;
   }
 };
 
-template <class T>
 inline void copy(T* to, int64_t to_stride, const T* from, int64_t from_stride, int64_t n) {
   for (int64_t i = 0; i < n; ++i) to[i * to_stride] = from[i * from_stride];
 }
 
 // A copy of one operand's entries of an item, side by side, with masked ones as -inf.
-template <class S, class T>
 __attribute__((noinline)) void gather(const RowJob& job, const Position& at, const Operand& operand,
                                       const Operand* mask, T* buffer, int lanes) {
   const T* from = at.in<const T>(job, operand);
@@ -123,9 +116,7 @@ __attribute__((noinline)) void gather(const RowJob& job, const Position& at, con
 }
 
 // An item's tile: entries in place where they lie side by side, else copies.
-template <class S, class T>
-MULTIMAX_INLINE void lay_out(const RowJob& job, const Position& at, const Scratch<S, T>& scratch, int which,
-                             Tile<S, T>& t) {
+MULTIMAX_INLINE void lay_out(const RowJob& job, const Position& at, const Scratch& scratch, int which, Tile& t) {
   int lanes = 1;
   t.columns = job.columns;
   if (job.columns) {
@@ -139,13 +130,13 @@ MULTIMAX_INLINE void lay_out(const RowJob& job, const Position& at, const Scratc
     t.partial = t.part != 0;
   }
   int64_t buffer = which * scratch.entries;
-  auto bring = [&](const Operand& operand, const Operand* mask, T* copy_to, Stream<S, T>& stream) {
+  auto bring = [&](const Operand& operand, const Operand* mask, T* copy_to, Stream<T>& stream) {
     if (operand.data == nullptr) return;
     if (side_by_side(job, operand) && mask == nullptr) {
       stream.data = at.in<T>(job, operand);
       stream.step = job.columns ? operand.length_stride : S::width;
     } else {
-      gather<S>(job, at, operand, mask, copy_to, lanes);
+      gather(job, at, operand, mask, copy_to, lanes);
       stream.data = copy_to;
       stream.step = S::width;
     }
@@ -153,7 +144,7 @@ MULTIMAX_INLINE void lay_out(const RowJob& job, const Position& at, const Scratc
   bring(job.x, job.mask.data ? &job.mask : nullptr, scratch.x + buffer, t.x);
   bring(job.y, nullptr, scratch.y + buffer, t.y);
   bring(job.grad, nullptr, scratch.grad + buffer, t.grad);
-  t.stats = job.stats.data ? at.in<typename S::T>(job, job.stats) : nullptr;
+  t.stats = job.stats.data ? at.in<C>(job, job.stats) : nullptr;
   t.stats_stride = job.stats.lane_stride;
   t.stats_plane = job.stats_plane;
   t.home = at.in<T>(job, job.out);
@@ -162,14 +153,11 @@ MULTIMAX_INLINE void lay_out(const RowJob& job, const Position& at, const Scratc
   t.out.step = in_place && job.columns ? job.out.length_stride : S::width;
   t.work.data = scratch.work + buffer;
   t.work.step = S::width;
-  if constexpr (same<T, typename S::T>) {
-    if (scratch.works_in_place(job)) t.work = t.out;
-  }
+  if (scratch.works_in_place(job)) t.work = {reinterpret_cast<C*>(t.out.data), t.out.step};
 }
 
 // Results that were not written in place.
-template <class S, class T>
-void deliver(const RowJob& job, const Tile<S, T>& t) {
+inline void deliver(const RowJob& job, const Tile& t) {
   if (t.out.data == t.home) return;
   if (!job.columns) return copy(t.home, job.out.length_stride, t.out.data, 1, job.length);
   for (int64_t i = 0; i < job.length; ++i) {

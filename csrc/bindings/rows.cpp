@@ -4,7 +4,7 @@
 #include <optional>
 #include <tuple>
 
-#include "bindings.h"
+#include "bindings/bindings.h"
 
 namespace multimax {
 namespace {
@@ -33,10 +33,10 @@ class Plan {
       STD_TORCH_CHECK(dtype_of(*t) == dtype_of(x), "multimax: grad or output is of another dtype than the input");
     }
 
+    params_.emplace(coefs, knots, dtype_of(x));
     job.kind = kind;
-    job.dtype = dtype_of(x);
-    job.order = static_cast<int>(coefs.size(lead));
-    job.floor = floor_of(job.dtype);
+    job.order = static_cast<int>(params_->order());
+    job.params = params_->data();
     job.length = ndim == 0 ? 1 : x.size(dim);
 
     // strides of every operand on every axis but dim
@@ -106,7 +106,7 @@ class Plan {
       job.set_strides[a] = axes[a].set;
     }
 
-    int64_t width = job.columns ? (job.dtype == DType::f64 ? kernels.width_f64 : kernels.width_f32) : 1;
+    int64_t width = job.columns ? kernels.width : 1;
     int64_t lane_items = (job.lanes + width - 1) / width;
     job.run_items = lane_items;
     run_axes_ = axes.size();
@@ -119,8 +119,6 @@ class Plan {
     int64_t item_entries = std::max<int64_t>(job.length * width, 1);
     job.block_items = std::max<int64_t>(block_entries / item_entries, 1);
     job.run_blocks = (job.run_items + job.block_items - 1) / job.block_items;
-
-    read_params(coefs, knots);
   }
 
   void run(const RowKernels& kernels, bool backward) {
@@ -137,7 +135,7 @@ class Plan {
 
   // Adds up the blocks' sums in their order and applies the factors that do not depend on x.
   void finish(Tensor& grad_coefs, Tensor& grad_knots) const {
-    ParamGrads grads(coefs_, static_cast<size_t>(job.order));
+    ParamGrads grads(*params_);
     for (int64_t block = 0; block < job.blocks(); ++block) {
       grads.add(set_of_run(block / job.run_blocks), sums_.data() + block * 4 * job.order);
     }
@@ -149,9 +147,8 @@ class Plan {
     int64_t size, x, out, y, grad, mask, stats, set;
   };
 
-  std::vector<double> sums_, coefs_;
-  std::vector<float> params_f32_;
-  std::vector<double> params_f64_;
+  std::optional<Parameters> params_;
+  std::vector<double> sums_;
   size_t run_axes_ = 0;  // the axes along which the set of parameters changes
 
   static void same_shape(const Tensor& a, const Tensor& b, const char* name) {
@@ -180,18 +177,6 @@ class Plan {
       merged.push_back(b);
     }
     axes = merged;
-  }
-
-  void read_params(const Tensor& coefs, const Tensor& knots) {
-    coefs_ = read(coefs);
-    size_t order = static_cast<size_t>(job.order);
-    if (job.dtype == DType::f64) {
-      params_f64_ = params_of<double>(coefs_, read(knots), order);
-      job.params = params_f64_.data();
-    } else {
-      params_f32_ = params_of<float>(coefs_, read(knots), order);
-      job.params = params_f32_.data();
-    }
   }
 
   int64_t set_of_run(int64_t run) const {
@@ -225,7 +210,7 @@ std::tuple<Tensor, Tensor> rows_forward(const Tensor& x, const Tensor& coefs, co
   }
   Tensor stats = torch::stable::new_empty(x, shape, ScalarType::Float);
   Tensor out = torch::stable::empty_like(x);
-  const RowKernels& chosen = *kernels().rows;
+  const RowKernels& chosen = *kernels(dtype_of(x)).rows;
   Plan plan(chosen, k, x, coefs, knots, mask, dim, nullptr, with_stats ? &stats : nullptr, nullptr, out);
   plan.run(chosen, false);
   return {out, stats};
@@ -246,7 +231,7 @@ std::tuple<Tensor, Tensor, Tensor> rows_backward(const Tensor& grad, const Tenso
   Tensor grad_knots = torch::stable::new_empty(knots, shape);
   Tensor out = torch::stable::empty_like(x);
   bool half = half_precision(x);
-  const RowKernels& chosen = *kernels().rows;
+  const RowKernels& chosen = *kernels(dtype_of(x)).rows;
   Plan plan(chosen, k, x, coefs, knots, mask, dim, half ? nullptr : needed, half ? needed : nullptr, &grad, out);
   if (params_grad) plan.want_sums();
   plan.run(chosen, true);
@@ -256,14 +241,6 @@ std::tuple<Tensor, Tensor, Tensor> rows_backward(const Tensor& grad, const Tenso
 
 }  // namespace
 }  // namespace multimax
-
-STABLE_TORCH_LIBRARY_FRAGMENT(multimax, m) {
-  m.def("rows_forward(Tensor x, Tensor coefs, Tensor knots, Tensor? mask, int dim, int kind) -> (Tensor, Tensor)");
-  m.def(
-      "rows_backward(Tensor grad, Tensor x, Tensor? saved, Tensor coefs, Tensor knots, Tensor? mask, int dim, int "
-      "kind, "
-      "bool params_grad) -> (Tensor, Tensor, Tensor)");
-}
 
 STABLE_TORCH_LIBRARY_IMPL(multimax, CPU, m) {
   m.impl("rows_forward", TORCH_BOX(&multimax::rows_forward));

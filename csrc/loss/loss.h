@@ -4,14 +4,13 @@
 //     q_c = w_c ((1 - smoothing) t_c + smoothing / C),
 // t the target's probabilities (1 at an index) and w the classes' weights. With log-sum L = log sum_c exp(s_c)
 //     loss = sum_c q_c (L - s_c),   d loss / d s_c = p_c sum_k q_k - q_c.
-// The forward gives the sums that this takes, not the loss: those of several parts of a row, one a process, can be put
-// together. An index is kept out of q, as a correction of one entry; with an index and no smoothing q is zero.
+// The forward gives the sums that this takes, not the loss: those of several parts of a row, one per process, can be
+// put together. An index is kept out of q, as a correction of one entry; with an index and no smoothing q is zero.
 #pragma once
 
 #include <cstdint>
 
-#include "isa.h"
-#include "rows.h"
+#include "simd/isa.h"
 
 namespace multimax {
 
@@ -22,9 +21,7 @@ namespace multimax {
 enum LossPlane { top, total, score, mass, dot, spread, best, loss_planes };
 
 struct LossJob {
-  DType dtype;
   int order;
-  double floor;  // entries at or below count as masked
   int64_t rows, classes;
 
   void* x;             // (rows, classes), a row's entries side by side
@@ -54,13 +51,13 @@ struct LossJob {
   int64_t blocks() const { return (rows + block_rows - 1) / block_rows; }
 };
 
-// One instruction set's kernels.
+// The kernels of one instruction set and dtype.
 struct LossKernels {
   int64_t (*scratch_bytes)(const LossJob&);  // that one thread needs, aligned to 64
   void (*forward)(const LossJob&, int64_t first_block, int64_t last_block, void* scratch);
   void (*backward)(const LossJob&, int64_t first_block, int64_t last_block, void* scratch);
 };
 
-MULTIMAX_DECLARE(LossKernels, loss_kernels)
+MULTIMAX_DECLARE_DTYPES(LossKernels, loss_kernels)
 
 }  // namespace multimax

@@ -1,10 +1,10 @@
 // Attention's backward: the weights of a tile again, and all gradients from them.
 #pragma once
 
-#include "attention_tile.h"
+#include "attention/tile.h"
 
 namespace multimax::MULTIMAX_ISA {
-namespace {  // part of attention.cpp
+namespace {
 
 struct BackwardScratch {
   float *query, *grad_out, *key, *key_rows, *value, *rows, *grad_key, *grad_value, *x, *p, *ds, *dropped, *slopes;
@@ -13,7 +13,7 @@ struct BackwardScratch {
   int64_t bytes;
 
   BackwardScratch(const AttentionJob& job, void* memory) {
-    Pieces pieces{static_cast<char*>(memory)};
+    Pieces pieces(memory, pieces_gap);
     constexpr int64_t tile = query_block * key_block_backward;
     int64_t width = padded(job.width), value_width = padded(job.value_width);
     query = pieces.take<float>(query_block * width);
@@ -35,50 +35,97 @@ struct BackwardScratch {
   }
 };
 
-template <class T, int N>
+constexpr int64_t stride = key_block_backward;  // of a tile
+
+// p = exp(s - top) / total; false if all of them are 0
+template <int N>
+bool weights(const AttentionJob& job, const BackwardScratch& w, const Tile& t, const Band& band, const float* tops) {
+  const Vectors<S, N> f(params_of(job, t.head));
+  const V floor = S::set(score_floor);
+  const int64_t from = t.from(), to = t.to();
+  const bool masks = t.edge || job.mask.type != ScoreType::none;
+  auto any = S::first(0);
+  auto weight = [&](V s, int64_t r, float* p) __attribute__((always_inline)) {
+    float total = tops[r + job.stats_plane];
+    V e = exp<S>(s - S::set(tops[r])) * S::set(total == 0 ? 0 : 1 / total);
+    any = S::either(any, S::not_ge(V{}, e));  // above 0, or NaN
+    S::store(p, e);
+  };
+  for (int64_t r = 0; r < t.rows; ++r) {
+    float *x = t.x + r * stride, *p = w.p + r * stride;
+    for (int64_t c = from; c < to; c += S::width) {
+      V a = S::load(x + c);
+      auto off = S::le(a, floor);
+      if (S::any(off)) S::store(x + c, S::zero_if(off, a));  // 0 * inf would be NaN
+      V s = S::select(off, lowest(), sigma(f, a));
+      if (masks) {
+        S::store(p + c, s);
+      } else {
+        weight(s, r, p + c);
+      }
+    }
+  }
+  if (masks) {
+    apply_mask(job, t, band, w.p);
+    for (int64_t r = 0; r < t.rows; ++r) {
+      for (int64_t c = from; c < to; c += S::width) {
+        weight(S::load(w.p + r * stride + c), r, w.p + r * stride + c);
+      }
+    }
+  }
+  return S::any(any);
+}
+
+// As sigma_backward wants them.
+inline Params<float> slopes_of(const AttentionJob& job, const BackwardScratch& w, int64_t head) {
+  Params<float> params = params_of(job, head);
+  for (int i = 0; i < 2 * job.order; ++i) w.slopes[i] = params.c[i] * static_cast<float>(i % job.order + 1);
+  params.c = w.slopes;
+  params.e = w.slopes + job.order;
+  return params;
+}
+
+// ds holds the gradient of p; it becomes that of x, and the parameters' sums grow
+template <int N, bool WithParams>
+void scores(const AttentionJob& job, const BackwardScratch& w, const Tile& t, const float* delta, double* folded,
+            float* row_sums) {
+  const Vectors<S, N> slopes(slopes_of(job, w, t.head));
+  const int64_t from = t.from(), to = t.to();
+  V in_registers[N == 0 ? 1 : 4 * N];
+  V* sums = N == 0 ? w.lanes : in_registers;
+  for (int j = 0; j < 4 * slopes.order(); ++j) sums[j] = V{};
+  for (int64_t r = 0; r < t.rows; ++r) {
+    const float *x = t.x + r * stride, *p = w.p + r * stride;
+    float* ds = w.ds + r * stride;
+    const V of_row = S::set(delta[r]);
+    V left{}, mean{};
+    for (int64_t c = from; c < to; c += S::width) {
+      V a = S::load(x + c), weight = S::load(p + c), d = weight * (S::load(ds + c) - of_row);
+      if constexpr (WithParams) {
+        left = left + d;
+        mean = mean + weight * a;
+      }
+      S::store(ds + c, sigma_backward<WithParams>(slopes, a, d, sums));
+    }
+    if constexpr (WithParams) {
+      row_sums[r] += S::sum(left);
+      row_sums[r + job.stats_plane] += S::sum(mean);
+    }
+  }
+  if constexpr (WithParams) {
+    for (int j = 0; j < 4 * slopes.order(); ++j) S::add_to(folded + j * S::width, sums[j]);
+  }
+}
+
 struct Backward {
   const AttentionJob& job;
   const BackwardScratch& w;
-
-  static constexpr int64_t stride = key_block_backward;
-
-  // p = exp(s - top) / total; false if all of them are 0
-  bool weights(const Tile& t, const Band& band, const Vectors<S, N>& params, const float* tops, int64_t plane) const {
-    const Vectors<S, N> f = params;
-    const V floor = S::set(score_floor);
-    const int64_t from = t.from(), to = t.to();
-    const bool masks = t.edge || job.mask.type != ScoreType::none;
-    auto any = S::first(0);
-    auto weight = [&](V s, int64_t r, float* p) __attribute__((always_inline)) {
-      float total = tops[r + plane];
-      V e = exp<S>(s - S::set(tops[r])) * S::set(total == 0 ? 0 : 1 / total);
-      any = S::either(any, S::not_ge(V{}, e));  // above 0, or NaN
-      S::store(p, e);
-    };
-    for (int64_t r = 0; r < t.rows; ++r) {
-      float *x = t.x + r * stride, *p = w.p + r * stride;
-      for (int64_t c = from; c < to; c += S::width) {
-        V a = S::load(x + c);
-        auto off = S::le(a, floor);
-        if (S::any(off)) S::store(x + c, S::zero_if(off, a));  // 0 * inf would be NaN
-        V s = S::select(off, lowest(), sigma(f, a));
-        if (masks) {
-          S::store(p + c, s);
-        } else {
-          weight(s, r, p + c);
-        }
-      }
-    }
-    if (masks) {
-      apply_mask(job, t, band, w.p);
-      for (int64_t r = 0; r < t.rows; ++r) {
-        for (int64_t c = from; c < to; c += S::width) {
-          weight(S::load(w.p + r * stride + c), r, w.p + r * stride + c);
-        }
-      }
-    }
-    return S::any(any);
-  }
+  const RowAccess& rows_of = row_access_of(job.dtype);
+  decltype(&weights<0>) weights = with_order(job.order, []<int N>() { return multimax::MULTIMAX_ISA::weights<N>; });
+  decltype(&scores<0, true>) scores = with_order(job.order, [&]<int N>() {
+    namespace isa = multimax::MULTIMAX_ISA;
+    return job.sums != nullptr ? isa::scores<N, true> : isa::scores<N, false>;
+  });
 
   // both p, for the product with grad_out, and its gradient
   void drop(const Tile& t) const {
@@ -90,44 +137,6 @@ struct Backward {
         S::store(w.dropped + at, S::load(w.p + at) * factor);
         S::store(w.ds + at, S::load(w.ds + at) * factor);
       }
-    }
-  }
-
-  Vectors<S, N> slopes_of(int64_t head) const {
-    const float* set = job.params + head * job.set_of_head * 4 * job.order;
-    for (int i = 0; i < 2 * job.order; ++i) w.slopes[i] = set[i] * static_cast<float>(i % job.order + 1);
-    return Vectors<S, N>({job.order, w.slopes, w.slopes + job.order, set + 2 * job.order, set + 3 * job.order});
-  }
-
-  // ds holds the gradient of p; it becomes that of x, and the parameters' sums grow
-  template <bool WithParams>
-  void scores(const Tile& t, const Vectors<S, N>& slope_params, const float* delta, double* folded,
-              float* row_sums) const {
-    const Vectors<S, N> slopes = slope_params;
-    const int64_t from = t.from(), to = t.to();
-    V in_registers[N == 0 ? 1 : 4 * N];
-    V* sums = N == 0 ? w.lanes : in_registers;
-    for (int j = 0; j < 4 * slopes.order(); ++j) sums[j] = V{};
-    for (int64_t r = 0; r < t.rows; ++r) {
-      const float *x = t.x + r * stride, *p = w.p + r * stride;
-      float* ds = w.ds + r * stride;
-      const V of_row = S::set(delta[r]);
-      V left{}, mean{};
-      for (int64_t c = from; c < to; c += S::width) {
-        V a = S::load(x + c), weight = S::load(p + c), d = weight * (S::load(ds + c) - of_row);
-        if constexpr (WithParams) {
-          left = left + d;
-          mean = mean + weight * a;
-        }
-        S::store(ds + c, sigma_backward<WithParams>(slopes, a, d, sums));
-      }
-      if constexpr (WithParams) {
-        row_sums[r] += S::sum(left);
-        row_sums[r + job.stats_plane] += S::sum(mean);
-      }
-    }
-    if constexpr (WithParams) {
-      for (int j = 0; j < 4 * slopes.order(); ++j) S::add_to(folded + j * S::width, sums[j]);
     }
   }
 
@@ -151,16 +160,16 @@ struct Backward {
     int64_t width = padded(job.width), value_width = padded(job.value_width), from = t.from(), columns = t.to() - from;
     int64_t keys = t.end - t.begin, row = sequence.first_query + t.query;
     int64_t at = t.b * job.stats_batch + t.head * job.stats_head + row;
-    pack(w.query, width, row_of<const T>(job.query, t.b, t.head, row), job.query.row, t.rows, t.rows, job.width,
-         job.scale);
+    const Place first{t.b, t.head, row};
+    rows_of.pack(w.query, job.query, first, t.rows, job.width, job.scale);
     Product<S>{w.query, width, 1, w.key + from, stride, t.x + from, stride, job.width, Start::zero, nullptr}.run(
         t.rows, columns);
     add_bias(job, t);
-    if (!weights(t, band, params_of<N>(job, t.head), job.stats + at, job.stats_plane)) return;
+    if (!weights(job, w, t, band, job.stats + at)) return;
 
     int64_t out_row;
-    const float* grad_out = rows_or_pack(row_of<const T>(job.grad_out, t.b, t.head, row), job.grad_out.row, w.grad_out,
-                                         t.rows, job.value_width, out_row);
+    const float* grad_out =
+        rows_of.in_place_or_packed(job.grad_out, first, w.grad_out, t.rows, job.value_width, out_row);
     Product<S>{grad_out, out_row, 1, w.value + from, stride, w.ds + from, stride, job.value_width, Start::zero, nullptr}
         .run(t.rows, columns);
     if (job.dropout.on) drop(t);
@@ -169,12 +178,8 @@ struct Backward {
                value_width, t.rows, Start::add, nullptr}
         .run(keys, value_width);
 
-    const Vectors<S, N> slopes = slopes_of(t.head);
-    if (job.sums != nullptr) {
-      scores<true>(t, slopes, job.delta + at, folded, job.row_sums + chunk * 2 * job.stats_plane + at);
-    } else {
-      scores<false>(t, slopes, job.delta + at, folded, nullptr);
-    }
+    float* row_sums = job.sums == nullptr ? nullptr : job.row_sums + chunk * 2 * job.stats_plane + at;
+    scores(job, w, t, job.delta + at, folded, row_sums);
     if (job.grad_bias.data != nullptr) add_to_bias(t);
     Product<S>{w.ds + t.begin, 1,      stride,     w.query, width, w.grad_key + t.begin * width,
                width,          t.rows, Start::add, nullptr}
@@ -200,30 +205,28 @@ struct Backward {
     int64_t last_key = min((chunk + 1) * job.chunk_keys, sequence.keys);
     for (int64_t key = chunk * job.chunk_keys; key < last_key; key += stride) {
       int64_t keys = min(stride, last_key - key);
-      const T* key_at = row_of<const T>(job.key, b, key_head, sequence.first_key + key);
-      const T* value_at = row_of<const T>(job.value, b, key_head, sequence.first_key + key);
+      const Place first{b, key_head, sequence.first_key + key};
       bool packed = false;
       for (int64_t i = 0; i < stride * width; i += S::width) S::store(w.grad_key + i, V{});
       for (int64_t i = 0; i < stride * value_width; i += S::width) S::store(w.grad_value + i, V{});
       for (int64_t head = key_head * job.group; head < (key_head + 1) * job.group; ++head) {
-        double* own = folded + (job.set_of_head ? head - first_head : 0) * 4 * job.order * S::width;
+        double* of_head = folded + (job.set_of_head ? head - first_head : 0) * 4 * job.order * S::width;
         for (int64_t query = 0; query < sequence.queries; query += query_block) {
           Tile t{b, head, query, min(query_block, sequence.queries - query), key, 0, 0, false, w.x, stride};
           if (!clip(t, band, keys) || !any_left(job, t)) continue;
           if (!packed) {
             packed = true;
-            pack_transposed(w.key, stride, w.rows, key_at, job.key.row, keys, job.width, 1.0f);
-            pack_transposed(w.value, stride, w.rows, value_at, job.value.row, keys, job.value_width, 1.0f);
-            pack(w.key_rows, width, key_at, job.key.row, keys, keys, job.width, job.scale);
+            rows_of.pack_transposed(w.key, stride, w.rows, job.key, first, keys, job.width);
+            rows_of.pack_transposed(w.value, stride, w.rows, job.value, first, keys, job.value_width);
+            rows_of.pack(w.key_rows, job.key, first, keys, job.width, job.scale);
           }
-          tile(t, band, sequence, chunk, own);
+          tile(t, band, sequence, chunk, of_head);
         }
       }
       for (int64_t k = 0; k < keys; ++k) {
-        int64_t row = sequence.first_key + key + k;
-        narrow_row(row_of<T>(job.grad_key, b, key_head, row), w.grad_key + k * width, job.width, S::set(1));
-        narrow_row(row_of<T>(job.grad_value, b, key_head, row), w.grad_value + k * value_width, job.value_width,
-                   S::set(1));
+        const Place home{b, key_head, sequence.first_key + key + k};
+        rows_of.write(job.grad_key, home, w.grad_key + k * width, job.width, S::set(1));
+        rows_of.write(job.grad_value, home, w.grad_value + k * value_width, job.value_width, S::set(1));
       }
     }
   }
@@ -254,7 +257,7 @@ struct Backward {
 // mean, ds what there is too much of it.
 template <int N>
 void settle_line(const AttentionJob& job, const BackwardScratch& w, const float* grad_lse, double* to, int64_t line) {
-  const Vectors<S, N> slopes = Backward<float, N>{job, w}.slopes_of(line % job.heads);
+  const Vectors<S, N> slopes(slopes_of(job, w, line % job.heads));
   for (int j = 0; j < 4 * job.order; ++j) w.lanes[j] = V{};
   for (int64_t i = 0; i < job.stats_head; i += S::width) {
     int n = static_cast<int>(min(S::width, job.stats_head - i));
@@ -272,48 +275,34 @@ void settle_line(const AttentionJob& job, const BackwardScratch& w, const float*
   for (int j = 0; j < 4 * job.order; ++j) to[j] = S::sum(w.lanes[j]);
 }
 
-// Rows in the order of stats: (B, H, Lq), or (H, all rows) if packed.
-struct Row {
-  int64_t b, head, i;
-  Row(const AttentionJob& job, int64_t row) {
-    i = row % job.stats_head;
-    head = row / job.stats_head % job.heads;
-    b = row / job.stats_head / job.heads;
-  }
-};
+// A row in the order of stats: (B, H, Lq), or (H, all rows) if packed.
+inline Place place_of(const AttentionJob& job, int64_t row) {
+  return {row / job.stats_head / job.heads, row / job.stats_head % job.heads, row % job.stats_head};
+}
 
-template <class T>
 void delta(const AttentionJob& job, const float* grad_lse, float* to, int64_t first, int64_t last) {
-  using M = Memory<S, T>;
+  const RowAccess& rows_of = row_access_of(job.dtype);
   for (int64_t row = first; row < last; ++row) {
-    Row at(job, row);
-    const T* g = row_of<const T>(job.grad_out, at.b, at.head, at.i);
+    const Place at = place_of(job, row);
     V sum{};
-    const Heads parts[] = {job.rest, job.out};
-    for (const Heads& part : parts) {
-      if (part.data == nullptr) continue;
-      const T* a = row_of<const T>(part, at.b, at.head, at.i);
-      int64_t i = 0;
-      for (; i + S::width <= job.value_width; i += S::width) sum = sum + M::load(a + i) * M::load(g + i);
-      int left = static_cast<int>(job.value_width - i);
-      if (left) sum = sum + M::load(a + i, left) * M::load(g + i, left);
-    }
+    if (job.rest.data != nullptr) sum = rows_of.dot(sum, job.rest, job.grad_out, at, job.value_width);
+    if (job.out.data != nullptr) sum = rows_of.dot(sum, job.out, job.grad_out, at, job.value_width);
     to[row] = S::sum(sum) - (grad_lse ? grad_lse[row] : 0);
   }
 }
 
-template <class T>
 void collect(const AttentionJob& job, const Heads& to, int64_t first, int64_t last) {
+  const RowAccess& rows_of = row_access_of(job.dtype);
   int64_t width = padded(job.width);
   for (int64_t row = first; row < last; ++row) {
-    Row at(job, row);
     float* sum = job.grad_query + row * width;
     for (int64_t chunk = 1; chunk < job.chunks; ++chunk) {
       const float* other = sum + chunk * job.grad_query_chunk;
       for (int64_t i = 0; i < width; i += S::width) S::store(sum + i, S::load(sum + i) + S::load(other + i));
     }
-    T* home = row_of<T>(to, at.b, at.head, at.i);
-    if (static_cast<void*>(home) != sum) narrow_row(home, sum, job.width, S::set(1));
+    const Place at = place_of(job, row);
+    const bool there = job.dtype == DType::f32 && row_of<float>(to, at) == sum;
+    if (!there) rows_of.write(to, at, sum, job.width, S::set(1));
   }
 }
 

@@ -5,8 +5,7 @@
 #include <optional>
 #include <tuple>
 
-#include "bindings.h"
-#include "entmax.h"
+#include "bindings/bindings.h"
 
 namespace multimax {
 namespace {
@@ -33,8 +32,6 @@ EntmaxJob job_of(const Tensor& x, const std::optional<Tensor>& alpha, const Tens
   STD_TORCH_CHECK(x.dim() >= 1 && x.is_contiguous(), "multimax: expected a contiguous input of at least one dim");
   EntmaxJob job{};
   job.kind = static_cast<Entmax>(kind);
-  job.dtype = dtype_of(x);
-  job.floor = floor_of(job.dtype);
   job.length = x.size(x.dim() - 1);
   job.x = data_of(x);
   job.out = data_of(out);
@@ -44,12 +41,12 @@ EntmaxJob job_of(const Tensor& x, const std::optional<Tensor>& alpha, const Tens
   return job;
 }
 
-void run(const EntmaxJob& job, int64_t entries, bool backward) {
-  if (entries == 0) return;
-  const EntmaxKernels& chosen = *kernels().entmax;
+void run(const EntmaxJob& job, const Tensor& x, bool backward) {
+  if (x.numel() == 0) return;
+  const EntmaxKernels& chosen = *kernels(dtype_of(x)).entmax;
   auto kernel = backward ? chosen.backward : chosen.forward;
   constexpr int64_t grain = 32768;  // entries: as much work as torch gives a thread at least
-  share(entries / job.length, std::max<int64_t>(grain / job.length, 1), chosen.scratch_bytes(job),
+  share(x.numel() / job.length, std::max<int64_t>(grain / job.length, 1), chosen.scratch_bytes(job),
         [&](int64_t first, int64_t last, void* scratch) { kernel(job, first, last, scratch); });
 }
 
@@ -61,7 +58,7 @@ std::tuple<Tensor, Tensor> entmax_forward(const Tensor& x, const std::optional<T
   Tensor stats = torch::stable::new_empty(x, shape, compute_type(x));
   Tensor out = torch::stable::empty_like(x);
   if (x.numel() == 0) zero(stats);
-  run(job_of(x, alpha, stats, out, kind), x.numel(), false);
+  run(job_of(x, alpha, stats, out, kind), x, false);
   return {out, stats};
 }
 
@@ -70,7 +67,7 @@ std::tuple<Tensor, Tensor> entmax_backward(const Tensor& grad, const Tensor& x, 
                                            const std::optional<Tensor>& alpha, int64_t kind, bool alpha_grad) {
   Tensor out = torch::stable::empty_like(x);
   EntmaxJob job = job_of(x, alpha, stats, out, kind);
-  STD_TORCH_CHECK(grad.numel() == x.numel() && grad.is_contiguous() && dtype_of(grad) == job.dtype,
+  STD_TORCH_CHECK(grad.numel() == x.numel() && grad.is_contiguous() && grad.scalar_type() == x.scalar_type(),
                   "multimax: grad does not fit the input");
   STD_TORCH_CHECK(!alpha_grad || alpha.has_value(), "multimax: there is no alpha to give a gradient to");
   job.grad = data_of(grad);
@@ -79,19 +76,12 @@ std::tuple<Tensor, Tensor> entmax_backward(const Tensor& grad, const Tensor& x, 
   Tensor grad_alpha = torch::stable::new_empty(x, shape, compute_type(x));
   if (alpha_grad) job.grad_alpha = data_of(grad_alpha);
   if (x.numel() == 0) zero(grad_alpha);
-  run(job, x.numel(), true);
+  run(job, x, true);
   return {out, grad_alpha};
 }
 
 }  // namespace
 }  // namespace multimax
-
-STABLE_TORCH_LIBRARY_FRAGMENT(multimax, m) {
-  m.def("entmax_forward(Tensor x, Tensor? alpha, int kind) -> (Tensor, Tensor)");
-  m.def(
-      "entmax_backward(Tensor grad, Tensor x, Tensor stats, Tensor? alpha, int kind, bool alpha_grad) -> (Tensor, "
-      "Tensor)");
-}
 
 STABLE_TORCH_LIBRARY_IMPL(multimax, CPU, m) {
   m.impl("entmax_forward", TORCH_BOX(&multimax::entmax_forward));

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "bindings.h"
+#include "bindings/bindings.h"
 
 namespace multimax {
 namespace {
@@ -24,39 +24,25 @@ class Loss {
   Loss(const Tensor& x, const OptionalTensor& target, const OptionalTensor& probabilities, const Tensor& coefs,
        const Tensor& knots, const OptionalTensor& weight, double smoothing, int64_t total_classes, int64_t first_class,
        int64_t ignore_index) {
-    job.dtype = dtype_of(x);
+    dtype_ = dtype_of(x);
     expect(x.dim() == 2 && (x.size(1) <= 1 || x.stride(1) == 1),
            "x of shape (rows, classes) with a contiguous last dim");
     job.rows = x.size(0);
     job.classes = x.size(1);
     job.x = data_of(x);
     job.row_stride = x.stride(0);
-    job.floor = floor_of(job.dtype);
 
     expect(coefs.dim() == 2 && coefs.size(0) >= 1 && coefs.size(1) == 2, "coefs of shape (order, 2)");
     expect(knots.dim() == 2 && knots.size(0) == coefs.size(0) && knots.size(1) == 2, "knots of the shape of coefs");
     job.order = static_cast<int>(coefs.size(0));
-    coefs_ = read(coefs);
-    bool doubles = job.dtype == DType::f64;
-    size_t order = static_cast<size_t>(job.order);
-    if (doubles) {
-      params_f64_ = params_of<double>(coefs_, read(knots), order);
-      job.params = params_f64_.data();
-    } else {
-      params_f32_ = params_of<float>(coefs_, read(knots), order);
-      job.params = params_f32_.data();
-    }
+    params_.emplace(coefs, knots, dtype_);
+    job.params = params_->data();
 
-    ScalarType compute = doubles ? ScalarType::Double : ScalarType::Float;
+    ScalarType compute = dtype_ == DType::f64 ? ScalarType::Double : ScalarType::Float;
     expect(target.has_value() != probabilities.has_value(), "either indices or probabilities");
     if (target) {
       expect(is_vector(*target, ScalarType::Long, job.rows), "a target of (rows) of int64");
       job.target = static_cast<const int64_t*>(data_of(*target));
-      // the one place where a wrong number would reach foreign memory
-      for (int64_t r = 0; r < job.rows; ++r) {
-        int64_t t = job.target[r];
-        expect(t == ignore_index || (t >= 0 && t < total_classes), "targets below the number of classes");
-      }
     } else {
       const Tensor& q = *probabilities;
       expect(q.dim() == 2 && q.size(0) == job.rows && q.size(1) == job.classes, "probabilities of the shape of x");
@@ -67,7 +53,7 @@ class Loss {
       job.wide = q.scalar_type() == compute;
     }
     if (weight) {
-      expect(is_vector(*weight, compute, job.classes), "a weight a class, of the compute dtype");
+      expect(is_vector(*weight, compute, job.classes), "one weight per class, of the compute dtype");
       job.weight = data_of(*weight);
     }
     expect(total_classes >= first_class + job.classes && first_class >= 0, "no more classes than there are");
@@ -80,7 +66,7 @@ class Loss {
   }
 
   void run(bool backward) {
-    const LossKernels& chosen = *kernels().loss;
+    const LossKernels& chosen = *kernels(dtype_).loss;
     auto kernel = backward ? chosen.backward : chosen.forward;
     share(job.blocks(), 1, chosen.scratch_bytes(job),
           [&](int64_t first, int64_t last, void* scratch) { kernel(job, first, last, scratch); });
@@ -93,15 +79,15 @@ class Loss {
 
   // Adds up the blocks' sums in their order.
   void finish(Tensor& grad_coefs, Tensor& grad_knots) const {
-    ParamGrads grads(coefs_, static_cast<size_t>(job.order));
+    ParamGrads grads(*params_);
     for (int64_t block = 0; block < job.blocks(); ++block) grads.add(0, sums_.data() + block * 4 * job.order);
     grads.write(grad_coefs, grad_knots);
   }
 
  private:
-  std::vector<double> sums_, coefs_;
-  std::vector<float> params_f32_;
-  std::vector<double> params_f64_;
+  DType dtype_;
+  std::optional<Parameters> params_;
+  std::vector<double> sums_;
 };
 
 Tensor loss_forward(const Tensor& x, const OptionalTensor& target, const OptionalTensor& probabilities,
@@ -126,9 +112,10 @@ std::tuple<Tensor, Tensor> loss_backward(const Tensor& x, const OptionalTensor& 
   expect(stats.scalar_type() == ScalarType::Double && stats.is_contiguous() && stats.numel() >= 2 * job.rows,
          "the forward's results");
   expect(is_vector(scale, ScalarType::Double, job.rows) && is_vector(p_scale, ScalarType::Double, job.rows),
-         "a scale a row, of float64");
-  expect(out.dim() == 2 && out.size(0) == job.rows && out.size(1) == job.classes && dtype_of(out) == job.dtype,
-         "out like x");
+         "one scale per row, of float64");
+  expect(
+      out.dim() == 2 && out.size(0) == job.rows && out.size(1) == job.classes && out.scalar_type() == x.scalar_type(),
+      "out like x");
   expect(out.size(1) <= 1 || out.stride(1) == 1, "out with a contiguous last dim");
   job.stats = static_cast<double*>(data_of(stats));
   job.scale = static_cast<const double*>(data_of(scale));
@@ -149,16 +136,6 @@ std::tuple<Tensor, Tensor> loss_backward(const Tensor& x, const OptionalTensor& 
 
 }  // namespace
 }  // namespace multimax
-
-STABLE_TORCH_LIBRARY_FRAGMENT(multimax, m) {
-  m.def(
-      "loss_forward(Tensor x, Tensor? target, Tensor? probabilities, Tensor coefs, Tensor knots, Tensor? weight, "
-      "float smoothing, int total_classes, int first_class, int ignore_index, bool full) -> Tensor");
-  m.def(
-      "loss_backward(Tensor x, Tensor? target, Tensor? probabilities, Tensor coefs, Tensor knots, Tensor? weight, "
-      "float smoothing, int total_classes, int first_class, int ignore_index, Tensor stats, Tensor scale, "
-      "Tensor p_scale, bool params_grad, Tensor(a!) out) -> (Tensor, Tensor)");
-}
 
 STABLE_TORCH_LIBRARY_IMPL(multimax, CPU, m) {
   m.impl("loss_forward", TORCH_BOX(&multimax::loss_forward));

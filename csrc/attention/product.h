@@ -1,7 +1,7 @@
 // Products of small matrices, the work of attention: C = A B on tiles that lie in the caches.
 #pragma once
 
-#include "simd.h"
+#include "simd/simd.h"
 
 namespace multimax::MULTIMAX_ISA {
 
@@ -30,7 +30,7 @@ struct Product {
   int64_t c_row;
   int64_t depth;
   Start start;
-  const T* scale;  // one a row of C, for Start::scaled
+  const T* scale;  // one per row of C, for Start::scaled
 
   template <int rows, int vectors>
   MULTIMAX_INLINE void block(int64_t row, int64_t column) const {

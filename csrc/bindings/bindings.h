@@ -10,17 +10,17 @@
 #include <new>
 #include <vector>
 
-#include "attention.h"
-#include "entmax.h"
-#include "loss.h"
-#include "rows.h"
+#include "attention/attention.h"
+#include "entmax/entmax.h"
+#include "loss/loss.h"
+#include "rows/rows.h"
 
 namespace multimax {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// One instruction set's kernels.
+// The kernels of one instruction set and dtype. Those for attention take any but float64.
 struct Kernels {
   const RowKernels* rows;
   const AttentionKernels* attention;
@@ -28,41 +28,40 @@ struct Kernels {
   const EntmaxKernels* entmax;
 };
 
-// Of the instruction set in use. To be asked once a call: it may be changed from another thread.
-Kernels kernels();
+// Of the instruction set in use. To be asked once per call: it may be changed from another thread.
+Kernels kernels(DType dtype);
 
 DType dtype_of(const Tensor& t);
-double floor_of(DType dtype);  // half of the lowest finite value: at or below it an entry counts as masked
 void* data_of(const Tensor& t);
-std::vector<double> read(const Tensor& tensor);
 void write(Tensor& tensor, const std::vector<double>& values);
 
-// Numbers as the kernels want them: (sets, 4, order), lower, upper coefs, lower, upper knots.
-template <class C>
-std::vector<C> params_of(const std::vector<double>& coefs, const std::vector<double>& knots, size_t order) {
-  std::vector<C> params(2 * coefs.size());
-  for (size_t set = 0; set < coefs.size() / (2 * order); ++set) {
-    for (size_t n = 0; n < order; ++n) {
-      for (size_t side = 0; side < 2; ++side) {
-        size_t from = (set * order + n) * 2 + side;
-        params[(set * 4 + side) * order + n] = static_cast<C>(coefs[from]);
-        params[(set * 4 + 2 + side) * order + n] = static_cast<C>(knots[from]);
-      }
-    }
-  }
-  return params;
-}
+// Coefs and knots as the kernels want them: (sets, 4, order) of the compute type, lower, upper coefs, lower, upper
+// knots.
+class Parameters {
+ public:
+  Parameters(const Tensor& coefs, const Tensor& knots, DType dtype);
+
+  size_t order() const { return order_; }
+  const std::vector<double>& coefs() const { return coefs_; }
+  const void* data() const { return f64_.empty() ? static_cast<const void*>(f32_.data()) : f64_.data(); }
+
+ private:
+  size_t order_;
+  std::vector<double> coefs_;
+  std::vector<float> f32_;  // one of the two is empty
+  std::vector<double> f64_;
+};
 
 // The parameters' gradients, from the kernels' sums of all that does not depend on x.
 class ParamGrads {
  public:
-  ParamGrads(const std::vector<double>& coefs, size_t order)
-      : of_coefs_(coefs), order_(order), coefs_(coefs.size()), knots_(coefs.size()) {}
+  explicit ParamGrads(const Parameters& params)
+      : params_(params), coefs_(params.coefs().size()), knots_(params.coefs().size()) {}
 
   // sum: (order, 4), for one set
   void add(int64_t set, const double* sum) {
-    size_t at = static_cast<size_t>(set) * 2 * order_;
-    for (size_t n = 0; n < order_; ++n, sum += 4, at += 2) {
+    size_t at = static_cast<size_t>(set) * 2 * params_.order();
+    for (size_t n = 0; n < params_.order(); ++n, sum += 4, at += 2) {
       coefs_[at] += sum[0];
       knots_[at] += sum[1];
       coefs_[at + 1] += sum[2];
@@ -70,14 +69,15 @@ class ParamGrads {
     }
   }
   void write(Tensor& coefs, Tensor& knots) {
-    for (size_t i = 0; i < knots_.size(); ++i) knots_[i] *= of_coefs_[i] * static_cast<double>(i / 2 % order_ + 1);
+    for (size_t i = 0; i < knots_.size(); ++i) {
+      knots_[i] *= params_.coefs()[i] * static_cast<double>(i / 2 % params_.order() + 1);
+    }
     multimax::write(coefs, coefs_);
     multimax::write(knots, knots_);
   }
 
  private:
-  const std::vector<double>& of_coefs_;
-  size_t order_;
+  const Parameters& params_;
   std::vector<double> coefs_, knots_;
 };
 

@@ -2,18 +2,17 @@
 //
 // A row is a line of `length` entries along the reduced dim. Rows are handled in items: one row (its entries side by
 // side in vectors), or, where the reduced dim is not contiguous but another axis is, a vector's width of neighbouring
-// rows at once (one row a lane). Items are grouped into blocks; a block never crosses from one set of parameters to
+// rows at once (one row per lane). Items are grouped into blocks; a block never crosses from one set of parameters to
 // the next, and its sums are written to a place of its own, so results do not depend on how threads share the blocks.
 #pragma once
 
 #include <cstdint>
 
-#include "isa.h"
+#include "simd/isa.h"
 
 namespace multimax {
 
 enum class Kind { multimax, log_multimax, modulate };
-enum class DType { f32, f64, bf16, f16 };
 
 inline constexpr int max_axes = 64;  // torch's own limit
 
@@ -27,9 +26,7 @@ struct Operand {
 
 struct RowJob {
   Kind kind;
-  DType dtype;
   int order;
-  double floor;  // entries at or below count as masked
 
   int64_t length;
   int64_t lanes;  // rows along the lane axis (1 if rows are handled one by one)
@@ -55,14 +52,14 @@ struct RowJob {
   int64_t blocks() const { return items == 0 ? 0 : items / run_items * run_blocks; }
 };
 
-// One instruction set's kernels.
+// The kernels of one instruction set and dtype.
 struct RowKernels {
-  int width_f32, width_f64;                 // lanes of a vector
+  int64_t width;                            // lanes of a vector
   int64_t (*scratch_bytes)(const RowJob&);  // that one thread needs, aligned to 64
   void (*forward)(const RowJob&, int64_t first_block, int64_t last_block, void* scratch);
   void (*backward)(const RowJob&, int64_t first_block, int64_t last_block, void* scratch);
 };
 
-MULTIMAX_DECLARE(RowKernels, row_kernels)
+MULTIMAX_DECLARE_DTYPES(RowKernels, row_kernels)
 
 }  // namespace multimax

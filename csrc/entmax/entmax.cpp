@@ -1,9 +1,9 @@
-// The kernels of entmax. Compiled once for each instruction set, like rows.cpp, and as free of the C++
-// library as that.
-#include "entmax.h"
+// The kernels of entmax. Compiled once for each instruction set and dtype, with MULTIMAX_ISA and MULTIMAX_DTYPE naming
+// them.
+#include "entmax/entmax.h"
 
-#include "memory.h"
-#include "multimax_math.h"
+#include "simd/sigma.h"
+#include "simd/types.h"
 
 namespace multimax::MULTIMAX_ISA {
 namespace {
@@ -16,7 +16,7 @@ constexpr int max_steps = 200;
 inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // The body is given where a vector begins, and which of its lanes there are.
-template <class S, class Body>
+template <class Body>
 MULTIMAX_INLINE void each(int64_t begin, int64_t end, Body body) {
   int64_t i = begin;
   for (; i + S::width <= end; i += S::width) body(i, Whole{});
@@ -25,23 +25,16 @@ MULTIMAX_INLINE void each(int64_t begin, int64_t end, Body body) {
 
 #define MULTIMAX_EACH [&](int64_t i, auto part) __attribute__((always_inline))
 
-template <class S>
-MULTIMAX_INLINE auto there(Whole) {
-  return S::first(S::width);
-}
-template <class S>
-MULTIMAX_INLINE auto there(Part part) {
-  return S::first(part.n);
-}
+MULTIMAX_INLINE Mask there(Whole) { return S::first(S::width); }
+MULTIMAX_INLINE Mask there(Part part) { return S::first(part.n); }
 
 // Sums over all vectors of [0, n): the body adds to those it is given.
-template <class S, int count, class Body>
+template <int count, class Body>
 MULTIMAX_INLINE void sums(int64_t n, double (&totals)[count], Body body) {
-  using V = typename S::V;
   double lanes[count][S::width] = {};
   for (int64_t begin = 0; begin < n; begin += sum_every * S::width) {
     V sum[count] = {};
-    each<S>(begin, min(begin + sum_every * S::width, n), MULTIMAX_EACH { body(i, part, sum); });
+    each(begin, min(begin + sum_every * S::width, n), MULTIMAX_EACH { body(i, part, sum); });
     for (int j = 0; j < count; ++j) S::add_to(lanes[j], sum[j]);
   }
   for (int j = 0; j < count; ++j) {
@@ -51,22 +44,15 @@ MULTIMAX_INLINE void sums(int64_t n, double (&totals)[count], Body body) {
 }
 
 // Of u's that lie one after the other; what is not there is far below.
-template <class S>
-MULTIMAX_INLINE typename S::V load_u(const typename S::T* u, Whole) {
-  return S::load(u);
-}
-template <class S>
-MULTIMAX_INLINE typename S::V load_u(const typename S::T* u, Part part) {
-  return S::select(S::first(part.n), S::load(u, part.n), S::set(minus_infinity<typename S::T>()));
+MULTIMAX_INLINE V load_u(const C* u, Whole) { return S::load(u); }
+MULTIMAX_INLINE V load_u(const C* u, Part part) {
+  return S::select(S::first(part.n), S::load(u, part.n), S::set(minus_infinity<C>()));
 }
 
 // sparsemax and entmax15. A law says how u comes of x, above which u an entry can be in the support at all, what tau
 // is, and of each u its weight and the weight's derivative.
-template <class S, Entmax kind>
+template <Entmax kind>
 struct Projection {
-  using C = typename S::T;
-  using V = typename S::V;
-  using Mask = decltype(S::first(0));
   static constexpr bool linear = kind == Entmax::sparsemax;
   static constexpr C unit = linear ? 1 : static_cast<C>(0.5);
 
@@ -82,8 +68,8 @@ struct Projection {
     for (int step = 0; step < max_steps; ++step) {
       const V t = S::set(tau);
       double total[2];
-      sums<S>(n, total, [&](int64_t i, auto part, V* sum) __attribute__((always_inline)) {
-        V r = S::max(load_u<S>(u + i, part) - t, V{});
+      sums(n, total, [&](int64_t i, auto part, V* sum) __attribute__((always_inline)) {
+        V r = S::max(load_u(u + i, part) - t, V{});
         sum[0] = sum[0] + (linear ? r : r * r);
         sum[1] = linear ? S::add_where(S::lt(V{}, r), sum[1], S::set(1)) : sum[1] + r;
       });
@@ -119,11 +105,7 @@ struct Smallest<double> {
   static constexpr double value = 0x1p-1022;
 };
 
-template <class S>
 struct AnyAlpha {
-  using C = typename S::T;
-  using V = typename S::V;
-  using Mask = decltype(S::first(0));
   static constexpr C unit = 1;
 
   C a;        // alpha - 1
@@ -156,10 +138,10 @@ struct AnyAlpha {
 
   void totals(const C* u, int64_t n, C tau, double (&total)[2]) const {
     const V t = S::set(tau);
-    sums<S>(n, total, [&](int64_t i, auto part, V* sum) __attribute__((always_inline)) {
+    sums(n, total, [&](int64_t i, auto part, V* sum) __attribute__((always_inline)) {
       V r, log_r;
       Mask on;
-      V y = power(load_u<S>(u + i, part), t, r, log_r, on);
+      V y = power(load_u(u + i, part), t, r, log_r, on);
       sum[0] = sum[0] + y;
       sum[1] = sum[1] + y / r;
     });
@@ -221,17 +203,15 @@ struct AnyAlpha {
   }
 };
 
-template <class S, class T, class Law>
+template <class Law>
 struct Row {
-  using C = typename S::T;
-  using V = typename S::V;
-  using Mask = decltype(S::first(0));
   using M = Memory<S, T>;
 
   const T* x;
   int64_t length;
-  V floor;
   Law law;
+
+  static V floor() { return S::set(masked_floor<T>); }
 
   static C infinity() { return -minus_infinity<C>(); }
   static V load(const T* p, Whole) { return M::load(p); }
@@ -245,10 +225,10 @@ struct Row {
   C largest() const {
     V top = S::set(minus_infinity<C>());
     Mask bad = S::first(0);
-    each<S>(
+    each(
         0, length, MULTIMAX_EACH {
           V a = load(x + i, part);
-          if constexpr (same<decltype(part), Part>) a = S::select(there<S>(part), a, top);
+          if constexpr (same<decltype(part), Part>) a = S::select(there(part), a, top);
           bad = S::either(bad, S::nan(a));
           top = S::max(a, top);
         });
@@ -259,10 +239,10 @@ struct Row {
   int64_t candidates(V top, C* u) const {
     const V least = S::set(law.least());
     int64_t n = 0;
-    each<S>(
+    each(
         0, length, MULTIMAX_EACH {
           V a = shifted(load(x + i, part), top);
-          Mask above = S::both(S::lt(least, a), there<S>(part));
+          Mask above = S::both(S::lt(least, a), there(part));
           if (S::any(above)) n += S::compress(u + n, above, a);
         });
     return n;
@@ -271,7 +251,7 @@ struct Row {
   // NaN everywhere but where entries are masked
   void fill_nan(T* out) const {
     const V nan = S::set(static_cast<C>(__builtin_nan("")));
-    each<S>(0, length, MULTIMAX_EACH { store(out + i, S::zero_if(S::le(load(x + i, part), floor), nan), part); });
+    each(0, length, MULTIMAX_EACH { store(out + i, S::zero_if(S::le(load(x + i, part), floor()), nan), part); });
   }
 
   void forward(T* out, C* stats, C* u) const {
@@ -281,17 +261,17 @@ struct Row {
       stats[1] = top;
       return fill_nan(out);
     }
-    if (!(top > floor[0])) {
+    if (!(top > masked_floor<T>)) {
       stats[0] = 0;
       stats[1] = law.nothing();
-      each<S>(0, length, MULTIMAX_EACH { store(out + i, V{}, part); });
+      each(0, length, MULTIMAX_EACH { store(out + i, V{}, part); });
       return;
     }
     const V t = S::set(top);
     stats[0] = top;
     stats[1] = law.threshold(u, candidates(t, u), length);
     const V tau = S::set(stats[1]);
-    each<S>(0, length, MULTIMAX_EACH { store(out + i, law.weight(shifted(load(x + i, part), t), tau), part); });
+    each(0, length, MULTIMAX_EACH { store(out + i, law.weight(shifted(load(x + i, part), t), tau), part); });
   }
 
   // With w the weights' derivative by u: dx = w (grad - sum(w grad) / sum(w)), and, with h that by alpha,
@@ -304,7 +284,7 @@ struct Row {
     }
     const V top = S::set(stats[0]), tau = S::set(stats[1]);
     double total[with_alpha ? 4 : 2];
-    sums<S>(length, total, [&](int64_t i, auto part, V* sum) __attribute__((always_inline)) {
+    sums(length, total, [&](int64_t i, auto part, V* sum) __attribute__((always_inline)) {
       V u = shifted(load(x + i, part), top), w, h;
       Mask on;
       if constexpr (with_alpha) {
@@ -312,7 +292,7 @@ struct Row {
       } else {
         w = law.derivative(u, tau, on);
       }
-      on = S::both(on, there<S>(part));
+      on = S::both(on, there(part));
       if (!S::any(on)) return;
       V g = load(grad + i, part);
       sum[0] = S::add_where(on, sum[0], w * g);
@@ -325,7 +305,7 @@ struct Row {
     double mean = total[1] == 0 ? 0 : total[0] / total[1];  // no support: nothing of it is used
     if constexpr (with_alpha) *grad_alpha = static_cast<C>(total[2] - total[3] * mean);
     const V m = S::set(static_cast<C>(mean));
-    each<S>(
+    each(
         0, length, MULTIMAX_EACH {
           Mask on;
           V w = law.derivative(shifted(load(x + i, part), top), tau, on);
@@ -334,66 +314,47 @@ struct Row {
   }
 };
 
-template <bool backward, class T, class S, class Law>
+template <bool backward, class Law>
 void run_rows(const EntmaxJob& job, int64_t first, int64_t last, void* scratch) {
-  using C = typename S::T;
-  constexpr bool any_alpha = same<Law, AnyAlpha<S>>;
+  constexpr bool any_alpha = same<Law, AnyAlpha>;
   for (int64_t row = first; row < last; ++row) {
     int64_t at = row * job.length;
     T* out = static_cast<T*>(job.out) + at;
     C* stats = static_cast<C*>(job.stats) + 2 * row;
     const Law law(any_alpha ? static_cast<const C*>(job.alpha)[row] : 0);
-    const Row<S, T, Law> own{static_cast<const T*>(job.x) + at, job.length, S::set(static_cast<C>(job.floor)), law};
+    const Row<Law> entries{static_cast<const T*>(job.x) + at, job.length, law};
     if constexpr (!backward) {
-      own.forward(out, stats, static_cast<C*>(scratch));
+      entries.forward(out, stats, static_cast<C*>(scratch));
     } else {
       const T* grad = static_cast<const T*>(job.grad) + at;
       if constexpr (any_alpha) {
         if (job.grad_alpha != nullptr) {
-          own.template backward<true>(grad, stats, out, static_cast<C*>(job.grad_alpha) + row);
+          entries.template backward<true>(grad, stats, out, static_cast<C*>(job.grad_alpha) + row);
           continue;
         }
       }
-      own.template backward<false>(grad, stats, out, nullptr);
+      entries.template backward<false>(grad, stats, out, nullptr);
     }
-  }
-}
-
-template <bool backward, class T>
-void run(const EntmaxJob& job, int64_t first, int64_t last, void* scratch) {
-  using S = Simd<typename Compute<T>::type>;
-  switch (job.kind) {
-    case Entmax::sparsemax:
-      return run_rows<backward, T, S, Projection<S, Entmax::sparsemax>>(job, first, last, scratch);
-    case Entmax::entmax15:
-      return run_rows<backward, T, S, Projection<S, Entmax::entmax15>>(job, first, last, scratch);
-    case Entmax::any_alpha:
-      return run_rows<backward, T, S, AnyAlpha<S>>(job, first, last, scratch);
   }
 }
 
 template <bool backward>
 void run(const EntmaxJob& job, int64_t first, int64_t last, void* scratch) {
-  switch (job.dtype) {
-    case DType::f32:
-      return run<backward, float>(job, first, last, scratch);
-    case DType::f64:
-      return run<backward, double>(job, first, last, scratch);
-    case DType::bf16:
-      return run<backward, bf16>(job, first, last, scratch);
-    case DType::f16:
-      return run<backward, f16>(job, first, last, scratch);
+  switch (job.kind) {
+    case Entmax::sparsemax:
+      return run_rows<backward, Projection<Entmax::sparsemax>>(job, first, last, scratch);
+    case Entmax::entmax15:
+      return run_rows<backward, Projection<Entmax::entmax15>>(job, first, last, scratch);
+    case Entmax::any_alpha:
+      return run_rows<backward, AnyAlpha>(job, first, last, scratch);
   }
 }
 
 // The candidates; a whole vector is written where they end.
-int64_t scratch_bytes(const EntmaxJob& job) {
-  if (job.dtype == DType::f64) return (job.length + Simd<double>::width) * static_cast<int64_t>(sizeof(double));
-  return (job.length + Simd<float>::width) * static_cast<int64_t>(sizeof(float));
-}
+int64_t scratch_bytes(const EntmaxJob& job) { return (job.length + S::width) * static_cast<int64_t>(sizeof(C)); }
 
 }  // namespace
 
-const EntmaxKernels entmax_kernels = {scratch_bytes, run<false>, run<true>};
+const EntmaxKernels MULTIMAX_OF_DTYPE(entmax_kernels) = {scratch_bytes, run<false>, run<true>};
 
 }  // namespace multimax::MULTIMAX_ISA

@@ -4,14 +4,13 @@
 // 1:
 //   sparsemax y = r, entmax15 y = r^2;
 // and for any alpha > 1, with a = alpha - 1, entmax y = max(a u + tau, 0)^(1 / a), or, for small a, in a form that
-// holds for a near 0 too, max(1 + a (u - tau), 0)^(1 / a). What the backward needs of the forward are two numbers a
+// holds for a near 0 too, max(1 + a (u - tau), 0)^(1 / a). What the backward needs of the forward are two numbers per
 // row, max x and tau.
 #pragma once
 
 #include <cstdint>
 
-#include "isa.h"
-#include "rows.h"
+#include "simd/isa.h"
 
 namespace multimax {
 
@@ -19,8 +18,6 @@ enum class Entmax { sparsemax, entmax15, any_alpha };
 
 struct EntmaxJob {
   Entmax kind;
-  DType dtype;
-  double floor;  // entries at or below count as masked
   int64_t length;
   const void *x, *grad;  // (rows, length); grad in the backward only
   void* out;             // y, or the gradient of x
@@ -30,13 +27,13 @@ struct EntmaxJob {
   void* grad_alpha;      // (rows) likewise, in the backward; null where it is not asked for
 };
 
-// One instruction set's kernels.
+// The kernels of one instruction set and dtype.
 struct EntmaxKernels {
   int64_t (*scratch_bytes)(const EntmaxJob&);  // that one thread needs, aligned to 64
   void (*forward)(const EntmaxJob&, int64_t first_row, int64_t last_row, void* scratch);
   void (*backward)(const EntmaxJob&, int64_t first_row, int64_t last_row, void* scratch);
 };
 
-MULTIMAX_DECLARE(EntmaxKernels, entmax_kernels)
+MULTIMAX_DECLARE_DTYPES(EntmaxKernels, entmax_kernels)
 
 }  // namespace multimax

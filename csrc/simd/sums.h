@@ -1,7 +1,7 @@
 // The sums behind the parameters' gradients, on their way from vectors to double.
 #pragma once
 
-#include "simd.h"
+#include "simd/simd.h"
 
 namespace multimax::MULTIMAX_ISA {
 

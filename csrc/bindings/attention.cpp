@@ -5,7 +5,7 @@
 #include <optional>
 #include <tuple>
 
-#include "bindings.h"
+#include "bindings/bindings.h"
 
 namespace multimax {
 namespace {
@@ -71,9 +71,8 @@ class Attention {
     for (int64_t i = 0; i < coefs.dim(); ++i) same_size(knots.size(i), coefs.size(i), "a dim of knots");
     job.order = static_cast<int>(coefs.size(lead));
     job.set_of_head = sets > 1;
-    coefs_ = read(coefs);
-    params_ = params_of<float>(coefs_, read(knots), static_cast<size_t>(job.order));
-    job.params = params_.data();
+    params_.emplace(coefs, knots, job.dtype);
+    job.params = static_cast<const float*>(params_->data());
 
     job.scale = static_cast<float>(options.scale);
     job.causal = options.causal;
@@ -158,11 +157,10 @@ class Attention {
   }
 
   int64_t rows() const { return rows_; }
-  const std::vector<double>& coefs() const { return coefs_; }
+  const Parameters& params() const { return *params_; }
 
  private:
-  std::vector<double> coefs_;
-  std::vector<float> params_;
+  std::optional<Parameters> params_;
   std::vector<int64_t> query_starts_, key_starts_;
   int64_t rows_;
 
@@ -213,7 +211,7 @@ std::tuple<Tensor, Tensor, Tensor> attention_forward(const Tensor& query, const 
   Tensor rest = with_rest ? new_heads(query, query.size(2), value.size(3)) : torch::stable::new_empty(query, {0});
   plan.use_out(out, stats, rest);
   const AttentionJob& job = plan.job;
-  const AttentionKernels& chosen = *kernels().attention;
+  const AttentionKernels& chosen = *kernels(job.dtype).attention;
   share(plan.rows() == 0 ? 0 : chosen.forward_items(job), 1, chosen.scratch_bytes(job, false),
         [&](int64_t first, int64_t last, void* scratch) { chosen.forward(job, first, last, scratch); });
   return {out, stats, rest};
@@ -279,7 +277,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward(
       torch::stable::new_zeros(query, {params_grad ? job.chunks * 2 * plan.rows() : 0}, ScalarType::Float);
   job.row_sums = static_cast<float*>(data_of(row_sums));
 
-  const AttentionKernels& chosen = *kernels().attention;
+  const AttentionKernels& chosen = *kernels(job.dtype).attention;
   constexpr int64_t rows_grain = 64;
   Tensor delta = torch::stable::new_empty(query, {plan.rows()}, ScalarType::Float);
   float* delta_at = static_cast<float*>(data_of(delta));
@@ -302,7 +300,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward(
   Tensor grad_coefs = torch::stable::new_empty(coefs, shape);
   Tensor grad_knots = torch::stable::new_empty(knots, shape);
   if (params_grad) {
-    ParamGrads grads(plan.coefs(), static_cast<size_t>(job.order));
+    ParamGrads grads(plan.params());
     int64_t across = job.key_heads() / std::max<int64_t>(job.owner_key_heads, 1);
     const double* sum = sums.data();
     for (int64_t item = 0; item < items; ++item) {
@@ -326,18 +324,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward(
 
 }  // namespace
 }  // namespace multimax
-
-STABLE_TORCH_LIBRARY_FRAGMENT(multimax, m) {
-  m.def(
-      "attention_forward(Tensor query, Tensor key, Tensor value, Tensor coefs, Tensor knots, Tensor? mask, "
-      "Tensor? bias, Tensor? query_starts, Tensor? key_starts, Tensor? seed, float dropout_p, float scale, "
-      "bool causal, int left, int right, bool for_backward) -> (Tensor, Tensor, Tensor)");
-  m.def(
-      "attention_backward(Tensor grad_out, Tensor? grad_lse, Tensor query, Tensor key, Tensor value, Tensor coefs, "
-      "Tensor knots, Tensor? mask, Tensor? bias, Tensor? query_starts, Tensor? key_starts, Tensor? seed, Tensor out, "
-      "Tensor stats, Tensor rest, float dropout_p, float scale, bool causal, int left, int right, bool params_grad, "
-      "bool bias_grad) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
-}
 
 STABLE_TORCH_LIBRARY_IMPL(multimax, CPU, m) {
   m.impl("attention_forward", TORCH_BOX(&multimax::attention_forward));

@@ -1,14 +1,13 @@
 // MultiMax attention: what one call has to do, free of torch.
 //
 // B batches (or packed sequences), H query heads in groups of `group` that share a key head, Lq queries, Lk keys, D and
-// Dv entries a head. For query i and key j
+// Dv entries per head. For query i and key j
 //     x_ij = scale q_i k_j + bias_ij,   s_ij = sigma(x_ij) + mask_ij,   p_i = softmax(s_i),   out_i = sum_j p_ij v_j.
 #pragma once
 
 #include <cstdint>
 
-#include "isa.h"
-#include "rows.h"
+#include "simd/isa.h"
 
 namespace multimax {
 
@@ -51,7 +50,7 @@ struct AttentionJob {
   Heads rest;  // half precision, for the backward: what rounding took from out; null where not needed
   Scores mask, bias;
   const float* params;  // (sets, 4, order): lower, upper coefs, lower, upper knots
-  int64_t set_of_head;  // 0: one set for all, 1: one a head
+  int64_t set_of_head;  // 0: one set for all, 1: one per head
 
   // (2, rows): each row's largest s and its sum of exp(s - largest); rows are (B, H, Lq), or (H, all rows) if packed
   float* stats;

@@ -1,10 +1,12 @@
 // Vectors of the compute type, loaded from and stored to tensors of any of the four types.
 #pragma once
 
-#include "simd.h"
+#include "simd/simd.h"
 
 namespace multimax::MULTIMAX_ISA {
 
+using f32 = float;
+using f64 = double;
 struct bf16 {
   uint16_t bits;
 };
@@ -44,6 +46,16 @@ inline T minus_infinity() {
     return -static_cast<T>(__builtin_inf());
   }
 }
+
+// Half of the lowest finite value of tensors of type T: entries at or below it count as masked.
+template <class T>
+inline constexpr float masked_floor = -0x1.fffffep126f;
+template <>
+inline constexpr double masked_floor<double> = -0x1.fffffffffffffp1022;
+template <>
+inline constexpr float masked_floor<bf16> = -0x1.fep126f;
+template <>
+inline constexpr float masked_floor<f16> = -32752.0f;
 
 inline float widen(bf16 a) { return bit_cast<float>(static_cast<uint32_t>(a.bits) << 16); }
 inline float widen(f16 a) {

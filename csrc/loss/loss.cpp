@@ -1,0 +1,358 @@
+// The kernels of the loss's row part. Compiled once for each instruction set and dtype, with MULTIMAX_ISA and
+// MULTIMAX_DTYPE naming them.
+#include "loss/loss.h"
+
+#include "simd/scratch.h"
+#include "simd/sigma.h"
+#include "simd/sums.h"
+#include "simd/types.h"
+
+namespace multimax::MULTIMAX_ISA {
+namespace {
+
+// A row goes by segments that stay in the first-level cache from one loop to the next, and whose sums are carried in
+// vectors: sums of `sum_every` vectors, sums of these, and beyond the segment double.
+constexpr int64_t segment = 256;  // vectors
+constexpr int64_t sum_every = 32;
+
+inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// Calls body(i, first entry, how many entries) for the vectors of a row, the last of which may be cut short.
+template <class Body>
+MULTIMAX_INLINE void each(int64_t begin, int64_t end, int64_t entries, Body body) {
+  const int64_t whole = min(end, entries / S::width);
+  for (int64_t i = begin; i < whole; ++i) body(i, i * S::width, S::width);
+  if (whole < end) body(whole, whole * S::width, static_cast<int>(entries - whole * S::width));
+}
+
+#define MULTIMAX_EACH [&]([[maybe_unused]] int64_t i, int64_t at, [[maybe_unused]] int n) __attribute__((always_inline))
+
+template <class Entry>
+MULTIMAX_INLINE V load(const Entry* from, int n) {
+  return n == S::width ? Memory<S, Entry>::load(from) : Memory<S, Entry>::load(from, n);
+}
+
+MULTIMAX_INLINE void store(T* to, V a, int n) {
+  n == S::width ? Memory<S, T>::store(to, a) : Memory<S, T>::store(to, a, n);
+}
+
+// Which lanes are masked; those that are not there count as such.
+MULTIMAX_INLINE Mask masked(V x, V floor, int n) {
+  return S::le(n == S::width ? x : S::select(S::first(n), x, floor), floor);
+}
+
+// q of one row, but for an index.
+struct Wanted {
+  const T* narrow = nullptr;
+  const C* wide = nullptr;
+  const C* weight;
+  V uniform, share;
+
+  Wanted(const LossJob& job, int64_t row)
+      : weight(static_cast<const C*>(job.weight)),
+        uniform(S::set(static_cast<C>(job.uniform))),
+        share(S::set(static_cast<C>(job.share))) {
+    if (job.probabilities == nullptr) return;
+    if (job.wide) {
+      wide = static_cast<const C*>(job.probabilities) + row * job.probabilities_stride;
+    } else {
+      narrow = static_cast<const T*>(job.probabilities) + row * job.probabilities_stride;
+    }
+  }
+  MULTIMAX_INLINE V at(int64_t i, int n) const {
+    V q = uniform;
+    if (wide != nullptr) q = q + share * load(wide + i, n);
+    if (narrow != nullptr) q = q + share * load(narrow + i, n);
+    if (weight != nullptr) q = q * load(weight + i, n);
+    return n == S::width ? q : S::select(S::first(n), q, V{});
+  }
+};
+
+// The entry of a row that its index points to; -1 if it lies in another part of the row, or nowhere: no index, however
+// wrong, reaches memory that is not the row's.
+inline int64_t entry_of(const LossJob& job, int64_t row) {
+  if (job.target == nullptr) return -1;
+  const int64_t target = job.target[row];
+  return target >= job.first_class && target < job.first_class + job.classes ? target - job.first_class : -1;
+}
+
+inline Params<C> params_of(const LossJob& job) {
+  const C* c = static_cast<const C*>(job.params);
+  return {job.order, c, c + job.order, c + 2 * job.order, c + 3 * job.order};
+}
+
+inline bool ignored(const LossJob& job, int64_t row) {
+  return job.target != nullptr && job.target[row] == job.ignore_index;
+}
+
+inline V lowest() { return S::set(minus_infinity<C>()); }
+
+// What the forward carries from one segment of a row to the next.
+struct Lanes {
+  V top = lowest(), best{};
+};
+
+// A segment's sigma to work; their largest, and the sum of what is wanted of entries that are not masked. Lanes that
+// are not there hold -inf.
+template <int N, bool Full>
+void modulate(const LossJob& job, const T* x_, const Wanted& of_row, int64_t begin, int64_t end, C* work, Lanes& lanes,
+              V& largest, V& mass) {
+  const Vectors<S, N> f(params_of(job));
+  const V floor = S::set(masked_floor<T>);
+  const int64_t entries = job.classes, origin = begin * S::width;
+  const Wanted wanted = of_row;
+  const bool dense = job.dense();
+  V best_of_lane = lanes.best, top_of_lane = lanes.top;
+  V m = lowest(), masses{};
+  for (int64_t part = begin; part < end; part += sum_every) {
+    V q_sum{};
+    each(
+        part, min(part + sum_every, end), entries, MULTIMAX_EACH {
+          V x = load(x_ + at, n);
+          auto off = masked(x, floor, n);
+          V s = S::select(off, lowest(), sigma(f, x));
+          if constexpr (Full) {
+            if (dense) q_sum = q_sum + S::zero_if(off, wanted.at(at, n));
+            auto higher = S::lt(top_of_lane, s);
+            top_of_lane = S::select(higher, s, top_of_lane);
+            best_of_lane = S::select(higher, S::set(static_cast<C>(i)), best_of_lane);
+          }
+          m = S::max(s, m);
+          S::store(work + (at - origin), s);
+        });
+    if constexpr (Full) masses = masses + q_sum;
+  }
+  largest = m;
+  if constexpr (Full) {
+    lanes = {top_of_lane, best_of_lane};
+    mass = masses;
+  }
+}
+
+// A segment's sums of exp(s - base), and of what is multiplied with s - base.
+template <bool Full>
+void exponentiate(const LossJob& job, const Wanted& of_row, int64_t begin, int64_t end, const C* work, V base, V& total,
+                  V& spread, V& dot) {
+  const int64_t entries = job.classes, origin = begin * S::width;
+  const Wanted wanted = of_row;
+  const bool dense = job.dense();
+  V sums{}, spreads{}, dots{};
+  for (int64_t part = begin; part < end; part += sum_every) {
+    V sum{}, spread_sum{}, dot_sum{};
+    each(
+        part, min(part + sum_every, end), entries, MULTIMAX_EACH {
+          V s = S::load(work + (at - origin)) - base;
+          V e = exp<S>(s);
+          sum = sum + e;
+          if constexpr (Full) {
+            spread_sum = spread_sum + S::zero_if(S::le(e, V{}), e * s);
+            if (dense) {
+              // what is not there and not wanted costs nothing; what is wanted all the same, infinitely much
+              V q = wanted.at(at, n);
+              auto zero = S::both(S::le(q, V{}), S::le(V{}, q));
+              dot_sum = dot_sum + S::zero_if(S::both(zero, S::le(s, lowest())), q * s);
+            }
+          }
+        });
+    sums = sums + sum;
+    if constexpr (Full) {
+      spreads = spreads + spread_sum;
+      dots = dots + dot_sum;
+    }
+  }
+  total = sums;
+  if constexpr (Full) {
+    spread = spreads;
+    dot = dots;
+  }
+}
+
+template <int N>
+double score_of(const LossJob& job, const T* at) {
+  const V x = load(at, 1);
+  const V s = S::select(masked(x, S::set(masked_floor<T>), 1), lowest(), sigma(Vectors<S, N>(params_of(job)), x));
+  return static_cast<double>(s[0]);
+}
+
+template <bool Full>
+struct Forward {
+  const LossJob& job;
+  C* work;  // (segment, width)
+  decltype(&modulate<0, Full>) modulate;
+  decltype(&score_of<0>) score_of;
+
+  void row(int64_t r) const {
+    double* const stats = job.stats + r;
+    const int64_t plane = job.rows;
+    for (int j = 0; j < loss_planes; ++j) stats[j * plane] = 0;
+    if (ignored(job, r)) return;
+    const T* const x_ = static_cast<const T*>(job.x) + r * job.row_stride;
+    const int64_t entries = job.classes, vectors = (entries + S::width - 1) / S::width;
+    const Wanted wanted(job, r);
+
+    double top = minus_infinity<double>(), total = 0, mass = 0, dot = 0, spread = 0;
+    Lanes lanes;
+    for (int64_t begin = 0; begin < vectors; begin += segment) {
+      const int64_t end = min(begin + segment, vectors);
+      V largest, masses{}, sums, spreads{}, dots{};
+      modulate(job, x_, wanted, begin, end, work, lanes, largest, masses);
+      const C highest = S::max(largest);
+      const V base = S::set(highest == minus_infinity<C>() ? C{} : highest);
+      exponentiate<Full>(job, wanted, begin, end, work, base, sums, spreads, dots);
+      // to the higher of the two maxima
+      const double here = static_cast<double>(highest), higher = here > top ? here : top;
+      const double total_here = static_cast<double>(S::sum(sums)), mass_here = static_cast<double>(S::sum(masses));
+      const double dot_here = static_cast<double>(S::sum(dots));
+      if (higher == minus_infinity<double>()) {
+        total += total_here;  // 0, or NaN
+        mass += mass_here;
+        dot += dot_here;
+        continue;
+      }
+      const double a = __builtin_exp(top - higher), b = __builtin_exp(here - higher);
+      if constexpr (Full) {
+        // a factor of 0 is 0, whatever it is multiplied with
+        auto times = [](double x, double y) { return x == 0 ? 0.0 : x * y; };
+        spread = times(a, spread + times(total, top - higher)) +
+                 times(b, static_cast<double>(S::sum(spreads)) + times(total_here, here - higher));
+        dot = dot + times(mass, top - higher) + dot_here + times(mass_here, here - higher);
+        mass += mass_here;
+      }
+      total = total * a + total_here * b;
+      top = higher;
+    }
+    stats[LossPlane::top * plane] = top;
+    stats[LossPlane::total * plane] = total;
+    if (int64_t entry = entry_of(job, r); entry >= 0) stats[LossPlane::score * plane] = score_of(job, x_ + entry);
+    if constexpr (Full) {
+      stats[LossPlane::mass * plane] = mass;
+      stats[LossPlane::dot * plane] = dot;
+      stats[LossPlane::spread * plane] = spread;
+      int64_t best = entries;
+      const V top_of_lane = lanes.top, best_of_lane = lanes.best;
+      for (int lane = 0; lane < S::width; ++lane) {
+        if (top == minus_infinity<double>() || static_cast<double>(top_of_lane[lane]) != top) continue;
+        best = min(best, static_cast<int64_t>(best_of_lane[lane]) * S::width + lane);
+      }
+      stats[LossPlane::best * plane] = static_cast<double>(best < entries ? job.first_class + best : -1);
+    }
+  }
+};
+
+template <int N, bool Dense, bool WithParams>
+void backward_row(const LossJob& job, const C* slope_coefs, ParamSums<S>& param_sums, int64_t r) {
+  T* const out = static_cast<T*>(job.out) + r * job.out_stride;
+  const T* const x_ = static_cast<const T*>(job.x) + r * job.row_stride;
+  const int64_t entries = job.classes, vectors = (entries + S::width - 1) / S::width;
+  if (ignored(job, r)) {
+    each(0, vectors, entries, [&](int64_t, int64_t at, int n) { store(out + at, V{}, n); });
+    return;
+  }
+  const Wanted wanted(job, r);
+  const Params<C> params = params_of(job);
+  const Vectors<S, N> f(params), slopes({job.order, slope_coefs, slope_coefs + job.order, params.b, params.d});
+  const V floor = S::set(masked_floor<T>);
+  const double* const stats = job.stats + r;
+  const V top = S::set(static_cast<C>(stats[LossPlane::top * job.rows]));
+  const V p_scale = S::set(static_cast<C>(job.p_scale[r] / stats[LossPlane::total * job.rows]));
+  const V scale = S::set(static_cast<C>(job.scale[r]));
+  const int64_t entry = entry_of(job, r);
+  // read before out, which may be x, is written
+  const V x_of_target = entry < 0 ? V{} : load(x_ + entry, 1);
+
+  V in_registers[N == 0 ? 1 : 4 * N];
+  V* const sums = N == 0 ? param_sums.lanes : in_registers;
+  if constexpr (WithParams) {
+    for (int j = 0; j < 4 * N; ++j) sums[j] = param_sums.lanes[j];
+  }
+  auto wanting = [&](V x, int64_t at, int n) __attribute__((always_inline)) {
+    V ds = exp<S>(sigma(f, x) - top) * p_scale;
+    if constexpr (Dense) ds = ds - scale * wanted.at(at, n);
+    return ds;
+  };
+  for (int64_t begin = 0; begin < vectors; begin += fold_every) {
+    const int64_t end = min(begin + fold_every, vectors);
+    each(
+        begin, end, entries, MULTIMAX_EACH {
+          V x = load(x_ + at, n);
+          auto off = masked(x, floor, n);
+          x = S::zero_if(off, x);  // 0 * inf would be NaN
+          V ds = S::zero_if(off, wanting(x, at, n));
+          store(out + at, sigma_backward<WithParams>(slopes, x, ds, sums), n);
+        });
+    if (WithParams && (param_sums.pending += end - begin) >= fold_every) {
+      for (int j = 0; j < 4 * N; ++j) param_sums.lanes[j] = sums[j];
+      param_sums.fold();
+      for (int j = 0; j < 4 * N; ++j) sums[j] = V{};
+    }
+  }
+  if (entry >= 0 && !S::any(S::both(S::first(1), masked(x_of_target, floor, 1)))) {
+    C share = static_cast<C>(job.share * job.scale[r]);
+    if (job.weight != nullptr) share *= static_cast<const C*>(job.weight)[entry];
+    const V wish = S::select(S::first(1), S::set(share), V{});
+    V none[N == 0 ? 1 : 4 * N];
+    V ds = S::select(S::first(1), wanting(x_of_target, entry, 1) - wish, V{});
+    store(out + entry, sigma_backward<false>(slopes, x_of_target, ds, none), 1);
+    if constexpr (WithParams) sigma_backward<true>(slopes, x_of_target, -wish, sums);
+  }
+  if constexpr (WithParams) {
+    for (int j = 0; j < 4 * N; ++j) param_sums.lanes[j] = sums[j];
+  }
+}
+
+// What one thread needs beside the tensors themselves.
+struct Scratch {
+  C* work;    // (segment, width)
+  C* slopes;  // (2, order)
+  V* sums;
+  double* folded;
+  int64_t bytes;
+
+  Scratch(const LossJob& job, void* memory) {
+    Pieces pieces(memory);
+    work = pieces.take<C>(segment * S::width);
+    slopes = pieces.take<C>(2 * job.order);
+    sums = pieces.take<V>(4 * job.order);
+    folded = pieces.take<double>(4 * job.order * S::width);
+    bytes = pieces.bytes;
+  }
+};
+
+template <bool Full>
+void forward(const LossJob& job, int64_t first, int64_t last, const Scratch& scratch) {
+  const Forward<Full> forward{job, scratch.work, with_order(job.order, []<int N>() { return modulate<N, Full>; }),
+                              with_order(job.order, []<int N>() { return score_of<N>; })};
+  const int64_t end = min(last * job.block_rows, job.rows);
+  for (int64_t r = first * job.block_rows; r < end; ++r) forward.row(r);
+}
+
+void forward(const LossJob& job, int64_t first, int64_t last, void* memory) {
+  const Scratch scratch(job, memory);
+  job.full ? forward<true>(job, first, last, scratch) : forward<false>(job, first, last, scratch);
+}
+
+void backward(const LossJob& job, int64_t first, int64_t last, void* memory) {
+  const Scratch scratch(job, memory);
+  const C* coefs = static_cast<const C*>(job.params);
+  for (int i = 0; i < 2 * job.order; ++i) scratch.slopes[i] = coefs[i] * static_cast<C>(i % job.order + 1);
+  const auto backward_row_of = with_order(job.order, [&]<int N>() {
+    if (job.sums == nullptr) return job.dense() ? backward_row<N, true, false> : backward_row<N, false, false>;
+    return job.dense() ? backward_row<N, true, true> : backward_row<N, false, true>;
+  });
+  ParamSums<S> param_sums{scratch.sums, scratch.folded, 0, job.order};
+
+  for (int64_t block = first; block < last; ++block) {
+    const int64_t begin = block * job.block_rows, end = min(begin + job.block_rows, job.rows);
+    if (job.sums != nullptr) param_sums.clear();
+    for (int64_t r = begin; r < end; ++r) backward_row_of(job, scratch.slopes, param_sums, r);
+    if (job.sums != nullptr) param_sums.total(job.sums + block * 4 * job.order);
+  }
+}
+
+int64_t scratch_bytes(const LossJob& job) { return Scratch(job, nullptr).bytes; }
+
+}  // namespace
+
+const LossKernels MULTIMAX_OF_DTYPE(loss_kernels) = {scratch_bytes, forward, backward};
+
+}  // namespace multimax::MULTIMAX_ISA
