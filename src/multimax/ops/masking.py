@@ -1,4 +1,4 @@
-"""What counts as masked by its value: the one place that knows. csrc/simd/memory.h has the same rule for the kernels."""
+"""What counts as masked by its value: the one place that knows. csrc/simd/memory.h has the kernels' copy."""
 
 import torch
 from torch import Tensor
