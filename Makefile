@@ -60,7 +60,7 @@ sanitize: $(READY)
 
 $(TORCH): constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) torch "setuptools>=77" wheel
+	$(PIP) torch numpy "setuptools>=77" wheel
 	touch $@
 
 # pip builds where there is no torch, and so without the kernels
