@@ -133,8 +133,11 @@ def integer(name: str, value: object) -> None:
 
 
 def flag(name: str, value: object) -> None:
-    """True or False, and nothing that merely counts as one of them."""
-    if not isinstance(value, (bool, torch.SymBool)):
+    """True or False, NumPy's too, as torch has it, and nothing that merely counts as one of them."""
+    if isinstance(value, (bool, torch.SymBool)):
+        return
+    kind = type(value)
+    if kind.__module__ != "numpy" or not kind.__name__.startswith("bool"):
         raise TypeError(f"multimax: expected {name} to be True or False, got {value!r}")
 
 

@@ -5,6 +5,7 @@ import statistics
 import sys
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -584,6 +585,17 @@ def test_bad_input(change: dict[str, Any], error: type[Exception], words: str, i
         multimax_attention(**arguments)
     assert str(caught.value).startswith("multimax: ")
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("impl", ["auto", "reference"])
+def test_numpys_truth_is_taken_as_torch_takes_it(impl: str) -> None:
+    inputs = make()
+    plain = multimax_attention(*inputs, is_causal=True, impl=impl)
+    assert torch.equal(multimax_attention(*inputs, is_causal=numpy.bool_(True), impl=impl), plain)
+    assert torch.equal(
+        multimax_attention(*inputs, scale=numpy.float32(0.25), impl=impl),
+        multimax_attention(*inputs, scale=0.25, impl=impl),
+    )
 
 
 @pytest.mark.parametrize(
