@@ -215,14 +215,7 @@ struct WholeHalfMemory : HalfMemory<S, Half> {
 template <class S>
 struct Memory<S, bf16> : WholeHalfMemory<S, bf16> {};
 template <class S>
-struct Memory<S, f16> : WholeHalfMemory<S, f16> {
-  using V = typename S::V;
-  using Base = WholeHalfMemory<S, f16>;
-  using Base::load;
-  using Base::store;
-  MULTIMAX_APART static V load(const f16* p) { return Base::load(p); }
-  MULTIMAX_APART static void store(f16* p, V a) { Base::store(p, a); }
-};
+struct Memory<S, f16> : WholeHalfMemory<S, f16> {};
 
 #endif
 

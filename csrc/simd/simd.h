@@ -20,8 +20,12 @@
 
 // Left to itself the compiler calls the larger ones, and every vector then travels through memory.
 #define MULTIMAX_INLINE inline __attribute__((always_inline))
-// Lanes one by one, where the instruction set has nothing better: long code, for the ends of rows.
+// Lanes one by one, at the ends of rows: long code, which the portable baseline is full of.
+#if defined(__AVX2__)
+#define MULTIMAX_APART
+#else
 #define MULTIMAX_APART __attribute__((noinline))
+#endif
 
 namespace multimax::MULTIMAX_ISA {
 
