@@ -34,10 +34,10 @@ inline void recall(const Tile& t, RowStats& stats) {
 // takes care of that except, unless Careful, where grad is not finite. Tells also whether a row may have masked
 // entries.
 template <int N, Kind kind, bool Careful>
-void dot(const Tile& t, const Params<C>& params, RowStats& stats) {
+MULTIMAX_INLINE void dot_of_row(const Tile& t, const Vectors<S, N>& of_params, RowStats& stats) {
   const auto x_ = t.x, y_ = t.y, grad = t.grad;
   const auto work = t.work;
-  const Vectors<S, N> f(params);
+  const Vectors<S, N> f = of_params;
   const V floor = S::set(masked_floor<T>), top = stats.top;
   constexpr int chains = has_y ? 4 : 1;
   V lanes{};
@@ -76,6 +76,15 @@ void dot(const Tile& t, const Params<C>& params, RowStats& stats) {
   stats.may_be_masked = S::any(masked_lanes);
   stats.dot = t.columns ? lanes : S::set(static_cast<C>(total + static_cast<double>(S::sum(lanes))));
   if constexpr (kind == Kind::multimax && !has_y) stats.dot = stats.dot * stats.norm;
+}
+
+template <int N, Kind kind, bool Careful>
+void dot(const Tile* tiles, int rows, const Params<C>& params, RowStats* stats) {
+  const Vectors<S, N> f(params);
+  for (int r = 0; r < rows; ++r) {
+    if (!has_y && !Careful) recall(tiles[r], stats[r]);
+    dot_of_row<N, kind, Careful>(tiles[r], f, stats[r]);
+  }
 }
 
 // All rows of a batch in one go: parameters and sums stay in registers. slopes: as sigma_backward wants them.
@@ -141,10 +150,9 @@ struct Backward {
     RowStats stats[batch_rows];
     bool may_be_masked = dot == nullptr;
     if (dot != nullptr) {
-      for (int r = 0; r < rows && !has_y; ++r) recall(tiles[r], stats[r]);
+      dot(tiles, rows, params, stats);
       for (int r = 0; r < rows; ++r) {
-        dot(tiles[r], params, stats[r]);
-        if (S::any(S::nan(stats[r].dot - stats[r].dot))) careful_dot(tiles[r], params, stats[r]);
+        if (S::any(S::nan(stats[r].dot - stats[r].dot))) careful_dot(tiles + r, 1, params, stats + r);
         may_be_masked |= stats[r].may_be_masked;
       }
     }

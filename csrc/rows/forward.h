@@ -8,26 +8,30 @@ namespace {
 
 // A pass is compiled for what it depends on and no more: the order N here, the kind below.
 
-// work = sigma(x), -inf where masked; each lane's maximum; which lanes hold nothing but masked entries
+// For each row of a batch: work = sigma(x), -inf where masked; each lane's maximum; which lanes hold nothing but masked
+// entries
 template <int N>
-void modulate(const Tile& t, int64_t begin, int64_t end, const Params<C>& params, V& top, Mask& empty) {
-  const auto x_ = t.x;
-  const auto work = t.work;
+void modulate(const Tile* tiles, int rows, int64_t begin, int64_t end, const Params<C>& params, V* tops, Mask* empty) {
   const Vectors<S, N> f(params);
   const V floor = S::set(masked_floor<T>);
-  V m = lowest();
-  Mask none = S::first(S::width);
-  each(
-      t, begin, end, MULTIMAX_EACH {
-        V x = x_.load(i, part);
-        Mask off = masked(x, floor, part);
-        V s = S::select(off, lowest(), sigma(f, x));
-        none = S::both(none, off);
-        m = S::max(s, m);
-        work.store(i, s, part);
-      });
-  top = m;
-  empty = none;
+  for (int r = 0; r < rows; ++r) {
+    const Tile& t = tiles[r];
+    const auto x_ = t.x;
+    const auto work = t.work;
+    V m = lowest();
+    Mask none = S::first(S::width);
+    each(
+        t, begin, end, MULTIMAX_EACH {
+          V x = x_.load(i, part);
+          Mask off = masked(x, floor, part);
+          V s = S::select(off, lowest(), sigma(f, x));
+          none = S::both(none, off);
+          m = S::max(s, m);
+          work.store(i, s, part);
+        });
+    tops[r] = m;
+    empty[r] = none;
+  }
 }
 
 // sigma alone; masked entries pass through unchanged
@@ -116,7 +120,7 @@ struct Forward {
     const bool columns = tiles[0].columns;
     V top[batch_rows], total[batch_rows];
     Mask empty[batch_rows];
-    for (int r = 0; r < rows; ++r) modulate(tiles[r], 0, tiles[r].vectors(), params, top[r], empty[r]);
+    modulate(tiles, rows, 0, tiles[0].vectors(), params, top, empty);
     for (int r = 0; r < rows; ++r) {
       if (!columns) top[r] = S::set(S::max(top[r]));
       top[r] = finite(top[r]);
@@ -138,7 +142,7 @@ struct Forward {
       int64_t end = min(begin + segment, t.vectors());
       V m, sum;
       Mask none;
-      modulate(t, begin, end, params, m, none);
+      modulate(&t, 1, begin, end, params, &m, &none);
       if (!t.columns) m = S::set(S::max(m));
       exponentiate(t, begin, end, finite(m), sum);
       if (!t.columns) sum = S::set(S::sum(sum));

@@ -116,12 +116,12 @@ struct Memory {
 template <class S, class Half>
 struct HalfMemory {
   using V = typename S::V;
-  static V load(const Half* p, int n) {
+  MULTIMAX_APART static V load(const Half* p, int n) {
     V a{};
     for (int i = 0; i < n; ++i) a[i] = widen(p[i]);
     return a;
   }
-  static void store(Half* p, V a, int n) {
+  MULTIMAX_APART static void store(Half* p, V a, int n) {
     for (int i = 0; i < n; ++i) narrow(a[i], p[i]);
   }
 };
@@ -203,8 +203,14 @@ struct WholeHalfMemory : HalfMemory<S, Half> {
   using V = typename S::V;
   using HalfMemory<S, Half>::load;
   using HalfMemory<S, Half>::store;
-  static V load(const Half* p) { return load(p, S::width); }
-  static void store(Half* p, V a) { store(p, a, S::width); }
+  static V load(const Half* p) {
+    V a{};
+    for (int i = 0; i < S::width; ++i) a[i] = widen(p[i]);
+    return a;
+  }
+  static void store(Half* p, V a) {
+    for (int i = 0; i < S::width; ++i) narrow(a[i], p[i]);
+  }
 };
 template <class S>
 struct Memory<S, bf16> : WholeHalfMemory<S, bf16> {};

@@ -20,6 +20,12 @@
 
 // Left to itself the compiler calls the larger ones, and every vector then travels through memory.
 #define MULTIMAX_INLINE inline __attribute__((always_inline))
+// Lanes one by one, at the ends of rows: long code, which the portable baseline is full of.
+#if defined(__AVX2__)
+#define MULTIMAX_APART
+#else
+#define MULTIMAX_APART __attribute__((noinline))
+#endif
 
 namespace multimax::MULTIMAX_ISA {
 
@@ -42,12 +48,12 @@ struct VectorType {
   }
   static void store(T* p, V a) { __builtin_memcpy(p, &a, sizeof a); }
   // the first n lanes only; the others are read as 0
-  static V load(const T* p, int n) {
+  MULTIMAX_APART static V load(const T* p, int n) {
     V a{};
     for (int i = 0; i < n; ++i) a[i] = p[i];
     return a;
   }
-  static void store(T* p, V a, int n) {
+  MULTIMAX_APART static void store(T* p, V a, int n) {
     for (int i = 0; i < n; ++i) p[i] = a[i];
   }
 
