@@ -374,7 +374,7 @@ def test_link_carries_the_whole_state(watched: Watched):
         ("d=1,-1e9", "expected d2 between -5 and 5"),
         ("x=1,2", "expected 3 to 10 entries of x, got 2"),
         ("x=" + ",".join("1" * 11), "expected 3 to 10 entries of x, got 11"),
-        ("b=1", "expected b with 2 numbers, one an order, got 1"),
+        ("b=1", "expected b with 2 numbers, one per order, got 1"),
         ("order=3", "expected order 1 or 2, got “3”"),
         ("threshold=median", "expected a number for threshold, got “median”"),
         ("order=1&order=2", "expected order once, got it twice"),
