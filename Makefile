@@ -25,7 +25,7 @@ demo: $(if $(wildcard $(VENV)/.kernels),$(READY),$(DEMO))
 	$(BIN)/multimax demo
 
 test: lint $(EXTRAS) $(READY)
-	MULTIMAX_TEST_EXTRAS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist loadgroup
+	MULTIMAX_TEST_EXTRAS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 4
 
 lint: $(PACKAGE)
 	$(BIN)/ruff check .

@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 import measuring
 import multimax
-from multimax.ops import reference
+from multimax.ops.rows import reference
 
 SHAPES = [(8, 6, 197, 64), (2, 12, 1024, 64), (1, 8, 4096, 64), (1, 8, 16384, 64)]
 DECODE = (4, 12, 4096, 64)  # one query each against so long a cache

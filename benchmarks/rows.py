@@ -26,7 +26,7 @@ from torch import Tensor
 
 import measuring
 import multimax
-from multimax.ops import reference
+from multimax.ops.rows import reference
 
 SHAPES = [(8, 6, 197, 197), (8192, 1000), (512, 32000), (4, 12, 1024, 1024)]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

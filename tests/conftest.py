@@ -9,6 +9,7 @@ import torch
 from machine import ISAS
 from multimax.ops import kernels as ops
 from multimax.ops import probe
+from sharing import pytest_xdist_make_scheduler as pytest_xdist_make_scheduler
 
 IN_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 # two, or one in each of the processes that pytest-xdist shares the tests between

@@ -168,7 +168,7 @@ def test_attention_benchmark_refuses_what_is_wrong(benchmark: Any) -> None:
 
 @needs_kernels
 def test_instruction_set_by_environment() -> None:
-    code = "from multimax import ops; print(ops.use_isa())"
+    code = "from multimax.ops import kernels; print(kernels.use_isa())"
     assert run("-c", code, MULTIMAX_ISA="baseline").stdout.strip() == "baseline"
     failed = run("-c", code, MULTIMAX_ISA="mmx")
     assert failed.returncode != 0
@@ -204,7 +204,7 @@ def copy_package(to: Path) -> None:
 
 def test_broken_library_is_not_called_missing(tmp_path: Path) -> None:
     copy_package(tmp_path / "multimax")
-    (tmp_path / "multimax" / "_kernels.abi3.so").write_bytes(b"not a library")
+    (tmp_path / "multimax" / "ops" / "_kernels.abi3.so").write_bytes(b"not a library")
     result = run("-c", TRY, PYTHONPATH=str(tmp_path))
     assert result.stdout.startswith("1 multimax: using the slower reference, because the CPU kernels were built but")
     assert "file too short" in result.stdout or "invalid ELF" in result.stdout

@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from multimax.ops import probe
 from places import ROOT
+from sharing import TOGETHER
 
 DIES = "sh -c 'kill -ILL $$'"
 INSIDE = """
@@ -40,6 +42,12 @@ def test_tests_where_products_die(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout
     assert "2 passed" in done.stdout
+
+
+def test_files_that_make_something_once_stay_together() -> None:
+    files = {path.name: path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py")}
+    once = re.compile(r'^@pytest.fixture\(scope="(module|class|session)"|^from browser import .*browser', re.MULTILINE)
+    assert sorted(name for name, text in files.items() if once.search(text)) == sorted(TOGETHER)
 
 
 @pytest.mark.parametrize(("command", "limit"), [(DIES, probe.LIMIT), ("true", None)])

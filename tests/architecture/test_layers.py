@@ -24,6 +24,9 @@ LAYERS = (
 )
 IMPLEMENTATIONS = ("cpu", "triton")  # each a file or a folder in a room of ops/
 ENTRIES = 12  # of the top level
+# Inside of ops/, from the top down; the files beside these rooms are below all of them.
+ROOMS = ("attention", "loss", "entmax", "rows")
+MAY_USE = {"attention": {"rows"}, "loss": {"rows"}, "entmax": set(), "rows": set()}
 
 
 def arrows_up(files: Mapping[str, str]) -> list[str]:
@@ -32,6 +35,18 @@ def arrows_up(files: Mapping[str, str]) -> list[str]:
         for path, line, target in imports(files)
         if LAYERS.index(room(path)) > LAYERS.index(room(target))
     ]
+
+
+def rooms_that_meet(files: Mapping[str, str]) -> list[str]:
+    """Arrows between the rooms of ops/ that are not allowed, and those from what is below them."""
+    found = []
+    for path, line, target in imports(files):
+        (layer, *here), (target_layer, *there) = path.split("/"), target.split("/")
+        if layer != "ops" or target_layer != "ops" or len(there) < 2 or here[0] == there[0]:
+            continue
+        if there[0] in ROOMS and there[0] not in MAY_USE.get(here[0], set()):
+            found.append(f"{path}:{line} imports {target}")
+    return found
 
 
 def rooms_without_a_layer(files: Mapping[str, str]) -> list[str]:
@@ -85,6 +100,10 @@ def test_arrows_point_down() -> None:
     nothing(arrows_up(sources()))
 
 
+def test_rooms_of_the_operations() -> None:
+    nothing(rooms_that_meet(sources()))
+
+
 def test_every_room_has_its_layer() -> None:
     nothing(rooms_without_a_layer(sources()))
 
@@ -123,6 +142,22 @@ def test_an_arrow_up_is_seen(text: str) -> None:
     files = {"__init__.py": "", "nn/__init__.py": "", "nn/output.py": "", "ops/rows/__init__.py": ""}
     (found,) = arrows_up({**files, LOW: text})
     assert found.startswith(LOW)
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "met"),
+    [
+        ("ops/rows/api.py", "from multimax.ops.attention import api", True),
+        ("ops/loss/chunks.py", "from multimax.ops.attention.api import x", True),
+        ("ops/dispatch.py", "from multimax.ops.rows import cpu", True),
+        ("ops/attention/reference.py", "from multimax.ops.rows import reference", False),
+        ("ops/rows/api.py", "from multimax.ops import checks", False),
+        ("nn/output.py", "from multimax.ops.rows import reference", False),
+    ],
+)
+def test_rooms_that_meet_are_seen(path: str, text: str, met: bool) -> None:
+    names = ("ops/checks.py", "ops/rows/cpu.py", "ops/rows/reference.py", "ops/attention/api.py")
+    assert bool(rooms_that_meet({**dict.fromkeys(names, ""), path: text})) == met
 
 
 def test_arrows_down_and_sideways_are_allowed() -> None:

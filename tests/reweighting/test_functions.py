@@ -718,7 +718,7 @@ def test_gradcheck_of_what_is_learned(case: str) -> None:
     x = torch.randn(3, 6, dtype=torch.float64, requires_grad=True)
     t = (0.3 + torch.rand(3 if "max" in case and case != "multimax" else 1, 1)).double().requires_grad_()
     assert torch.autograd.gradcheck(LEARNED[case], (x, t))
-    assert torch.autograd.gradgradcheck(LEARNED[case], (x, t))
+    assert torch.autograd.gradgradcheck(LEARNED[case], (x, t), fast_mode=True)
     # and without the input's
     (alone,) = torch.autograd.grad(LEARNED[case](x.detach(), t)[:, 0].sum(), t)
     together = torch.autograd.grad(LEARNED[case](x, t)[:, 0].sum(), t)[0]
@@ -815,9 +815,8 @@ def compiles(function: Callable[..., Tensor], backend: str, dynamic: bool, dtype
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case not in ("entmax, 2", "entmax, 2.5", "topk, share")])
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_compile(case: str, dynamic: bool) -> None:
-    compiles(of(case), "aot_eager", dynamic, torch.float32)
+def test_compile(case: str) -> None:
+    compiles(of(case), "aot_eager", True, torch.float32)
 
 
 @pytest.mark.parametrize("case", ["softmax", "entmax", "attnscale"])

@@ -1,4 +1,4 @@
-"""Trains over several processes and compares with one process; torchrun or accelerate start it: part and folder.
+"""Trains over several processes and compares with one process; torchrun or accelerate start it: folder and parts.
 
 Every process has the joint batch, so that each can train the model in the plain way too, and see what it should be.
 """
@@ -261,17 +261,18 @@ def with_accelerate(folder: Path) -> None:
 PARTS = {"ddp": ddp, "fsdp": fsdp, "fsdp_dtypes": fsdp_dtypes, "accelerate": with_accelerate}
 
 
-def main(part: str, folder: str) -> None:
+def main(folder: str, *parts: str) -> None:
     torch.set_num_threads(1)
-    if part != "accelerate":  # which does it itself
+    if parts != ("accelerate",):  # which does it itself
         dist.init_process_group("gloo")
-    PARTS[part](Path(folder))
-    dist.barrier()
-    rank = dist.get_rank()
+    for part in parts:
+        (Path(folder) / part).mkdir(exist_ok=True)
+        PARTS[part](Path(folder) / part)
+        dist.barrier()
+        if dist.get_rank() == 0:
+            print(f"{part} agrees", flush=True)
     gc.collect()  # what holds the group holds its threads, and those can abort a Python that ends
     dist.destroy_process_group()
-    if rank == 0:
-        print(f"{part} agrees")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,17 +25,28 @@ ACCELERATE += ("--main_process_port", "0", "--mixed_precision", "no", "--dynamo_
 pytestmark = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch without gloo")
 
 
-def launch(launcher: tuple[str, ...], part: str, folder: Path) -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", *launcher, str(SCRIPT), part, str(folder)],
+def launch(launcher: tuple[str, ...], folder: Path, *parts: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", *launcher, str(SCRIPT), str(folder), *parts],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "HF_HOME": str(folder / "none")},
     )
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert f"{part} agrees" in result.stdout
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """Where torchrun's processes left what they trained, and what they said: one start for all parts, in this order."""
+    folder = tmp_path_factory.mktemp("trained")
+    return folder, launch(TORCHRUN, folder, "ddp", "fsdp", "fsdp_dtypes")
+
+
+def agreed(trained: tuple[Path, subprocess.CompletedProcess[str]], part: str) -> Path:
+    folder, result = trained
+    assert f"{part} agrees" in result.stdout, result.stdout + result.stderr
+    return folder / part
 
 
 def same_logits(state: dict[str, Tensor], folder: Path) -> None:
@@ -48,25 +60,32 @@ def same_logits(state: dict[str, Tensor], folder: Path) -> None:
     assert not torch.allclose(logits, before, atol=1e-2)
 
 
-def test_distributed_data_parallel(tmp_path: Path) -> None:
-    launch(TORCHRUN, "ddp", tmp_path)
-    same_logits(torch.load(tmp_path / "state.pt"), tmp_path)
+def test_distributed_data_parallel(trained: tuple[Path, Any]) -> None:
+    folder = agreed(trained, "ddp")
+    same_logits(torch.load(folder / "state.pt"), folder)
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")  # which is the point
-def test_fully_shard(tmp_path: Path) -> None:
-    launch(TORCHRUN, "fsdp", tmp_path)
-    same_logits(torch.load(tmp_path / "state.pt"), tmp_path)
+def test_fully_shard(trained: tuple[Path, Any]) -> None:
+    folder = agreed(trained, "fsdp")
+    same_logits(torch.load(folder / "state.pt"), folder)
     # and from the sharded checkpoint
     state = {"model": {name: torch.zeros_like(value) for name, value in seeded().state_dict().items()}}
-    dcp.load(state, checkpoint_id=tmp_path / "checkpoint", no_dist=True)
-    same_logits(state["model"], tmp_path)
+    dcp.load(state, checkpoint_id=folder / "checkpoint", no_dist=True)
+    same_logits(state["model"], folder)
 
 
-def test_fully_shard_with_several_dtypes(tmp_path: Path) -> None:
-    launch(TORCHRUN, "fsdp_dtypes", tmp_path)
+def test_fully_shard_with_several_dtypes(trained: tuple[Path, Any]) -> None:
+    agreed(trained, "fsdp_dtypes")
+
+
+def test_processes_end_well(trained: tuple[Path, Any]) -> None:
+    result = trained[1]
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 def test_accelerate(tmp_path: Path) -> None:
-    launch(ACCELERATE, "accelerate", tmp_path)
-    same_logits(load_file(tmp_path / "model.safetensors"), tmp_path)
+    result = launch(ACCELERATE, tmp_path, "accelerate")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "accelerate agrees" in result.stdout
+    same_logits(load_file(tmp_path / "accelerate" / "model.safetensors"), tmp_path / "accelerate")

@@ -26,7 +26,7 @@ from multimax.experiments.tasks.loading import DataCache
 from multimax.experiments.tasks.task import Task
 from multimax.experiments.trainer import SECONDS, STEP_SECONDS, Clock, Diverged, Order, RunTrainer, measure
 from multimax.reweighting import learned as learned_by
-from multimax.reweighting.layer import MultiMax
+from multimax.reweighting.layer import SYMBOLS, MultiMax
 from multimax.training.callback import MultiMaxCallback
 from multimax.training.groups import reweighting_modules, reweighting_parameters, train_only_reweighting_
 
@@ -274,7 +274,7 @@ def learned(model: nn.Module) -> dict[str, dict[str, Any]]:
     for name, module in reweighting_modules(model):
         layer = name.rpartition(".")[0]
         if isinstance(module, MultiMax):
-            found[layer] = {symbol: getattr(module, symbol).detach().tolist() for symbol in ("t_b", "t_d", "b", "d")}
+            found[layer] = {symbol: getattr(module, symbol).detach().tolist() for symbol in SYMBOLS}
         elif next(module.parameters(), None) is not None:
             found[layer] = {symbol: value.detach().tolist() for symbol, value in learned_by(module).items()}
     return found

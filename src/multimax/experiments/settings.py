@@ -39,10 +39,9 @@ POSITIVE = (
     "learning_rate",
 )
 # Functions whose weights are not a softmax of other logits are trained with their own losses.
+# Entmax at any alpha is not among them: what it learns would belong to the loss.
 LOSSES: dict[str, Callable[..., Tensor]] = {
-    "sparsemax": reweighting.sparsemax_loss,
-    "entmax15": reweighting.entmax15_loss,
-    "evsoftmax": reweighting.evsoftmax_loss,
+    spec.name: spec.loss for spec in reweighting.SPECS if spec.loss is not None and not spec.learns
 }
 OUTPUTS = ("softmax", "multimax", *LOSSES)  # that an output layer can be trained with
 

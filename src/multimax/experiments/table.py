@@ -11,8 +11,8 @@ from scipy import stats  # type: ignore[import-untyped]
 from multimax.experiments import results, tasks
 from multimax.experiments.results import OF_RESULT, Run, Sweep
 from multimax.experiments.tasks import Metric
+from multimax.reweighting.layer import SYMBOLS  # the paper's, which have one value per order
 
-SYMBOLS = ("t_b", "t_d", "b", "d")  # the paper's, which have one value per order
 ARROWS = {"higher": "↑", "lower": "↓"}
 
 
@@ -318,7 +318,7 @@ def _by_column(parameters: Mapping[str, Any]) -> dict[tuple[int, int, str], floa
     """One layer's parameters, each a mean over the heads, by the place of its column and its title."""
     found = {}
     for name, value in parameters.items():
-        if name not in SYMBOLS:  # a number, or one a head
+        if name not in SYMBOLS:  # a number, or one per head
             found[2, 0, name] = statistics.fmean(_flat(value))
             continue
         heads = value if isinstance(value, list | tuple) and value and isinstance(value[0], list | tuple) else [value]

@@ -133,8 +133,11 @@ def integer(name: str, value: object) -> None:
 
 
 def flag(name: str, value: object) -> None:
-    """True or False, and nothing that is merely truthy or falsy."""
-    if not isinstance(value, (bool, torch.SymBool)):
+    """True or False, also NumPy's, as in torch, and nothing that is merely truthy or falsy."""
+    if isinstance(value, (bool, torch.SymBool)):
+        return
+    kind = type(value)
+    if kind.__module__ != "numpy" or not kind.__name__.startswith("bool"):
         raise TypeError(f"multimax: expected {name} to be True or False, got {value!r}")
 
 

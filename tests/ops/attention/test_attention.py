@@ -5,6 +5,7 @@ import statistics
 import sys
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -160,9 +161,8 @@ def make(
 @pytest.mark.parametrize("kind", MASKS)
 @pytest.mark.parametrize("dtype", [torch.float32, *HALF], ids=str)
 def test_masks(kind: str, dtype: torch.dtype) -> None:
-    for queries, keys in ((65, 65), (63, 197)):
-        inputs = make(queries=queries, keys=keys, dtype=dtype)
-        assert_as_good_as_eager(inputs, **MASKS[kind](2, 4, queries, keys))
+    assert_as_good_as_eager(make(queries=63, keys=197, dtype=dtype), **MASKS[kind](2, 4, 63, 197))
+    assert_close_to_reference(make(dtype=dtype), **MASKS[kind](2, 4, 65, 65))
 
 
 @needs_kernels
@@ -585,6 +585,17 @@ def test_bad_input(change: dict[str, Any], error: type[Exception], words: str, i
         multimax_attention(**arguments)
     assert str(caught.value).startswith("multimax: ")
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("impl", ["auto", "reference"])
+def test_numpys_truth_is_taken_as_torch_takes_it(impl: str) -> None:
+    inputs = make()
+    plain = multimax_attention(*inputs, is_causal=True, impl=impl)
+    assert torch.equal(multimax_attention(*inputs, is_causal=numpy.bool_(True), impl=impl), plain)
+    assert torch.equal(
+        multimax_attention(*inputs, scale=numpy.float32(0.25), impl=impl),
+        multimax_attention(*inputs, scale=0.25, impl=impl),
+    )
 
 
 @pytest.mark.parametrize(

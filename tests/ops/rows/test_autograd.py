@@ -80,7 +80,7 @@ def test_compile(function: object, dynamic: bool, dtype: torch.dtype) -> None:
 
     compiled = torch.compile(loss, fullgraph=True, dynamic=dynamic)
     _, coefs, knots = inputs(torch.float32)
-    for length in (9, 16, 21):
+    for length in (9, 16, 21) if dynamic else (9,):
         x = torch.randn(3, 4, length).to(dtype)
         ours, plain = leaves((x, coefs, knots)), leaves((x, coefs, knots))
         compiled(*ours).backward()

@@ -99,7 +99,7 @@ def test_orders_and_dtypes(isa: str, name: str, order: int, dtype: torch.dtype) 
 @pytest.mark.parametrize("length", [1, 2, 7, 8, 9, 15, 16, 17, 63, 64, 65, 197, 1000, 4095, 4097, 32000])
 def test_lengths(isa: str, name: str, length: int) -> None:
     coefs, knots = parameters()
-    x = torch.randn(5, length) * 2
+    x = torch.randn(5 if length < 32000 else 2, length) * 2
     assert_as_good_as_eager(name, torch.randn(x.shape), x, coefs, knots)
 
 
@@ -107,7 +107,7 @@ def test_lengths(isa: str, name: str, length: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_row_of_more_than_a_million(isa: str, name: str, dtype: torch.dtype) -> None:
     coefs, knots = parameters()
-    x = torch.randn(2, 1_050_003).to(dtype)
+    x = torch.randn(1, 1_050_003).to(dtype)
     assert_as_good_as_eager(name, torch.randn(x.shape).to(dtype), x, coefs, knots)
 
 

@@ -14,6 +14,7 @@ from multimax.experiments.results import Sweep
 from multimax.metrics import AttentionStatistics
 from multimax.plots import attention_of, class_activation
 from multimax.plots.style import as_svg, layer_names
+from multimax.reweighting.layer import SYMBOLS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -255,7 +256,7 @@ class Drawings:
 
 
 def _has_multimax(sweep: Sweep, label: str) -> bool:
-    symbols = set(tables.SYMBOLS)
+    symbols = set(SYMBOLS)
     return any(
         symbols <= set(parameters)
         for run in sweep.of(label)
