@@ -1,14 +1,15 @@
-"""Times MultiMax attention against torch's softmax attention and the other ways to have a score function, interleaved.
+"""Times MultiMax attention against torch's softmax attention and other ways to use a score function, interleaved.
 
     python benchmarks/attention.py                      everything: about half an hour
     python benchmarks/attention.py --quick              torch's attention and the kernel only: about ten minutes
-    python benchmarks/attention.py --resume             go on with a run that was stopped
+    python benchmarks/attention.py --resume             continue a run that was stopped
     python benchmarks/attention.py --tiles              what skipping tiles saves with the paper's parameters
     python benchmarks/attention.py --table FILE.json    print the table of a saved run
     python benchmarks/attention.py --readme FILE.json   put it into the README
 
 Every competitor is checked against the float64 reference before it is timed, except where that would not fit into
-memory. What holds the score matrix is left out where the matrix alone would take over 2 GB. Memory is the peak of the
+memory. Competitors that hold the score matrix are left out where it alone would take over 2
+GB. Memory is the peak of the
 process above its state before the call, results included.
 """
 
@@ -27,7 +28,7 @@ import multimax
 from multimax.ops.rows import reference
 
 SHAPES = [(8, 6, 197, 64), (2, 12, 1024, 64), (1, 8, 4096, 64), (1, 8, 16384, 64)]
-DECODE = (4, 12, 4096, 64)  # one query each against so long a cache
+DECODE = (4, 12, 4096, 64)  # one query each against a cache of that length
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 RESULTS = Path(__file__).parent / "results" / "attention.json"
 TORCH, KERNEL = "torch SDPA (softmax)", "multimax (kernel)"
@@ -111,10 +112,10 @@ def check(name: str, function: Function, tensors: list[Tensor], causal: bool) ->
 def measure(
     shape: tuple[int, ...], queries: int, dtype: torch.dtype, causal: bool, backward: bool, seconds: float, quick: bool
 ) -> list[dict]:
-    """One row a competitor."""
+    """One row per competitor."""
     torch.manual_seed(0)
     b, h, length, width = shape
-    # the paper's eleventh DeiT-small layer: all terms are at work
+    # the paper's eleventh DeiT-small layer: all terms are active
     coefs, knots = multimax.from_paper(*multimax.presets["deit_small"][10])
     tensors = [torch.randn(b, h, n, width).to(dtype) for n in (queries, length, length)] + [coefs, knots]
     grad = torch.randn(tensors[0].shape).to(dtype)
@@ -146,7 +147,7 @@ def measure(
     )
     rows = []
     for name, values in times.items():
-        ratio = statistics.median(own / soft for own, soft in zip(values, times[TORCH], strict=False))
+        ratio = statistics.median(time / soft for time, soft in zip(values, times[TORCH], strict=False))
         rows.append(
             {
                 "name": name,
@@ -164,7 +165,7 @@ def measure(
 
 
 def tiles(seconds: float) -> None:
-    """Time with the paper's learned parameters, as a multiple of that with zero coefs, layer by layer.
+    """Time with the paper's learned parameters, as a multiple of the time with zero coefs, layer by layer.
 
     Once for tokens in no order, where every tile has some large score, and once for the most favourable order: two
     groups of tokens, one after the other, whose scores are about 8 within a group and about -8 across.
@@ -214,8 +215,8 @@ def table(run: dict) -> str:
             for name in dict.fromkeys(row["name"] for row in rows):
                 cells = []
                 for case in cases:
-                    own = [r for r in rows if r["name"] == name and (tuple(r["shape"]), r["causal"]) == case]
-                    cells.append(f"{own[0]['ms']:.1f} ms ({own[0]['ratio']:.2f}x)" if own else "")
+                    of_case = [r for r in rows if r["name"] == name and (tuple(r["shape"]), r["causal"]) == case]
+                    cells.append(f"{of_case[0]['ms']:.1f} ms ({of_case[0]['ratio']:.2f}x)" if of_case else "")
                 lines.append(f"| {name} | " + " | ".join(cells) + " |")
             lines.append("")
     memory = [r for r in run["rows"] if r["dtype"] == "float32" and r["pass"] == "forward+backward" and not r["causal"]]
@@ -243,7 +244,7 @@ def main() -> None:
     """The command line."""
     parser = measuring.command_line(__doc__, RESULTS, 2.0)
     parser.add_argument("--longest", type=int, default=SHAPES[-1][2], help="leave out longer sequences")
-    parser.add_argument("--resume", action="store_true", help="keep what the file of figures has, and do the rest")
+    parser.add_argument("--resume", action="store_true", help="keep the figures in the file, and measure the rest")
     parser.add_argument("--tiles", action="store_true", help="what skipping tiles saves, layer by layer of the paper")
     options = parser.parse_args()
     if not measuring.begin(options, "attention benchmark", table):

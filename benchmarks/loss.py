@@ -5,10 +5,10 @@
     python benchmarks/loss.py --table FILE.json    print the table of a saved run
     python benchmarks/loss.py --readme FILE.json   put it into the README
 
-2048 tokens of 512 entries. torch's F.linear_cross_entropy comes three times: as it is called by default (it then holds
-the logits), with its options for chunks as they are by default, and with the chunks that ours takes. cut-cross-entropy
-(its form for torch.compile; `pip install cut-cross-entropy`, which needs Triton to be there) is left out where it is
-not installed. Every competitor is checked against the float64 reference before it is timed. Memory is the peak of the
+2048 tokens of 512 entries. torch's F.linear_cross_entropy comes three times: with its defaults (it then holds the
+logits), with its default options for chunks, and with the chunks that ours takes. cut-cross-entropy
+(its form for torch.compile; `pip install cut-cross-entropy`, which needs Triton) is left out where it is not
+installed. Every competitor is checked against the float64 reference before it is timed. Memory is the peak of the
 process above its state before the call, gradients included.
 """
 
@@ -55,7 +55,7 @@ def competitors(quick: bool) -> dict[str, Function]:
 
         functions[CCE] = lambda h, w, y, c, k: linear_cross_entropy(h, w, y, impl="torch_compile")
     else:
-        print(f"{CCE} is not installed and left out: pip install cut-cross-entropy")
+        print(f"{CCE} is not installed and is left out: pip install cut-cross-entropy")
     return functions
 
 
@@ -68,17 +68,17 @@ def check(name: str, function: Function, tensors: list[Tensor], target: Tensor) 
     hidden, linear_weight, coefs, knots = exact_given
     coefs = torch.zeros_like(coefs) if name in SOFTMAX else coefs
     exact = multimax.multimax_cross_entropy(F.linear(hidden, linear_weight), target, coefs, knots, impl="reference")
-    own = function(given[0], given[1], target, *given[2:])
+    loss = function(given[0], given[1], target, *given[2:])
     count = 2 if name in SOFTMAX else 4
-    pairs = [(own, exact)]
-    pairs += zip(torch.autograd.grad(own, given[:count]), torch.autograd.grad(exact, exact_given[:count]), strict=True)
+    pairs = [(loss, exact)]
+    pairs += zip(torch.autograd.grad(loss, given[:count]), torch.autograd.grad(exact, exact_given[:count]), strict=True)
     errors = [((a.double() - b).norm() / b.norm()).item() for a, b in pairs]
     if not max(errors) <= (0.03 if dtype == torch.bfloat16 else 1e-4):
         raise AssertionError(f"{name} is off by {errors} in the loss and its gradients, {dtype}")
 
 
 def measure(classes: int, dtype: torch.dtype, tokens: int, seconds: float, quick: bool) -> list[dict]:
-    """One row a competitor."""
+    """One row per competitor."""
     torch.manual_seed(0)
     coefs, knots = multimax.from_paper(*multimax.presets["wikitext103_lm"][5])
     tensors = [torch.randn(tokens, WIDTH).to(dtype), (torch.randn(classes, WIDTH) / 20).to(dtype), coefs, knots]
@@ -105,7 +105,7 @@ def measure(classes: int, dtype: torch.dtype, tokens: int, seconds: float, quick
     times, _ = measuring.interleaved(calls, seconds, rounds=3, slow=[CHUNKED, LOGITS, LOGITS_MULTIMAX, CCE])
     rows = []
     for name, values in times.items():
-        ratio = statistics.median(own / soft for own, soft in zip(values, times[TORCH], strict=False))
+        ratio = statistics.median(time / soft for time, soft in zip(values, times[TORCH], strict=False))
         rows.append(
             {
                 "name": name,
@@ -134,9 +134,13 @@ def table(run: dict) -> str:
     for name in dict.fromkeys(row["name"] for row in run["rows"]):
         cells = []
         for case in cases:
-            own = [row for row in run["rows"] if (row["dtype"], row["classes"]) == case and row["name"] == name]
-            memory = "" if not own or own[0]["peak_bytes"] is None else f", {own[0]['peak_bytes'] / 2**20:.0f} MiB"
-            cells.append(f"{own[0]['ms']:.0f} ms ({own[0]['ratio']:.2f}x){memory}" if own else "")
+            of_case = [row for row in run["rows"] if (row["dtype"], row["classes"]) == case and row["name"] == name]
+            if not of_case:
+                cells.append("")
+                continue
+            row = of_case[0]
+            memory = "" if row["peak_bytes"] is None else f", {row['peak_bytes'] / 2**20:.0f} MiB"
+            cells.append(f"{row['ms']:.0f} ms ({row['ratio']:.2f}x){memory}")
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

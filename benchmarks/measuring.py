@@ -23,10 +23,10 @@ SLOW = 0.2  # seconds
 def interleaved(
     calls: dict[str, Callable[[], object]], seconds: float, rounds: int, slow: Sequence[str] = ()
 ) -> tuple[dict[str, list[float]], dict[str, list[int]]]:
-    """Times and page faults of each call, in turning order, for some seconds and a number of rounds at least.
+    """Times and page faults of each call, in rotating order, for at least that many seconds and rounds.
 
-    A turn is two calls, of which the second counts: what a turn finds of caches and freed memory is the work of the one
-    before it, and the first call mends that. What is named in `slow`, and takes long, gets two turns only.
+    A turn is two calls, of which the second counts: the first replaces what the previous turn left in caches and freed
+    memory. Calls that are named in `slow`, and take long, get only two turns.
     """
     times: dict[str, list[float]] = {name: [] for name in calls}
     faults: dict[str, list[int]] = {name: [] for name in calls}
@@ -38,7 +38,7 @@ def interleaved(
         for name in order:
             if name in slow and len(times[name]) >= 2 and times[name][-1] > SLOW:
                 continue
-            if not times[name] or times[name][-1] < 1:  # caches matter little to what takes seconds
+            if not times[name] or times[name][-1] < 1:  # caches matter little to calls that take seconds
                 calls[name]()
             before, begin = page_faults(), time.perf_counter()
             calls[name]()
@@ -49,7 +49,7 @@ def interleaved(
 
 
 def peak_memory(run: Callable[[], object]) -> int | None:
-    """Bytes by which the process grows at most while it runs; None where the system does not tell."""
+    """The most bytes by which the process grows while it runs; None where the system does not say."""
 
     def status(field: str) -> int:
         line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
@@ -74,7 +74,7 @@ def keep_memory() -> None:
 
 
 def page_faults() -> int:
-    """Pages the system had to provide so far."""
+    """How many pages the system has had to provide so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
@@ -101,9 +101,9 @@ def machine(kept: bool) -> dict:
 def command_line(about: str | None, results: Path, seconds: float) -> argparse.ArgumentParser:
     """The options that all benchmarks have."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="torch's own and the kernel only")
+    parser.add_argument("--quick", action="store_true", help="only torch's function and the kernel")
     parser.add_argument("--seconds", type=float, default=seconds, help=f"time for each case (default {seconds:g})")
-    parser.add_argument("--threads", type=int, default=None, help="torch threads (default: torch's own choice)")
+    parser.add_argument("--threads", type=int, default=None, help="torch threads (default: torch's choice)")
     parser.add_argument("--out", type=Path, default=results, help="where to save the figures as JSON")
     parser.add_argument("--table", type=Path, metavar="FILE", help="print the table of a saved run and stop")
     parser.add_argument("--readme", type=Path, metavar="FILE", help="put the table of a saved run into the README")
@@ -111,9 +111,9 @@ def command_line(about: str | None, results: Path, seconds: float) -> argparse.A
 
 
 def begin(options: argparse.Namespace, mark: str, table: Callable[[dict], str]) -> bool:
-    """Does what asks for no measuring; else sets the threads and, where bfloat16 products die, what keeps them alive.
+    """Handles options that need no measuring; otherwise sets the threads and, where bfloat16 products die, the remedy.
 
-    Tells whether there is something left to do.
+    Returns whether there is something to measure.
     """
     if options.table:
         print(table(json.loads(options.table.read_text())))
@@ -148,7 +148,7 @@ def measured(
 
 
 def into_readme(mark: str, text: str) -> None:
-    """A table between two marks of the README."""
+    """Puts a table between two marks of the README."""
     path = Path(__file__).parent.parent / "README.md"
     before, rest = path.read_text().split(f"<!-- {mark} -->\n")
     after = rest.split(f"<!-- /{mark} -->")[1]

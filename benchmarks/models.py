@@ -5,12 +5,13 @@
     python benchmarks/models.py --table FILE.json    print the table of a saved run
     python benchmarks/models.py --readme FILE.json   put it into the README
 
-A step is forward, backward and AdamW, in float32, without dropout. The models are transformers' own at random: a ViT of
-DeiT-small's size on four images (197 tokens, 6 heads, 12 layers), and a GPT2 of six layers on sequences of 512 tokens.
-"softmax" is the model as transformers makes it, with torch's scaled_dot_product_attention; "MultiMax" is it converted,
-in attention or in attention and output, with the parameters of the paper's Table for DeiT-small; "MultiMax, eager" is
-the formula in plain PyTorch on the whole matrix of scores, as the published code computes it. Before they are timed,
-the converted models' losses and gradients are compared with those of the formula. All take their turns in one
+A step is forward, backward and AdamW, in float32, without dropout. The models are from transformers, with random
+weights: a ViT of DeiT-small's size on four images (197 tokens, 6 heads, 12 layers), and a GPT2 of six layers on
+sequences of 512 tokens.
+"softmax" is the model as transformers makes it, with torch's scaled_dot_product_attention; "MultiMax" is the same model
+converted, in attention or in attention and output, with the parameters of the paper's Table for DeiT-small; "MultiMax,
+eager" is the formula in plain PyTorch on the whole matrix of scores, as the published code computes it. Before they are
+timed, the converted models' losses and gradients are compared with the formula's. All take their turns in one
 interleaved run; the ratio is taken round by round.
 """
 
@@ -59,7 +60,7 @@ def formula(
     scaling: float,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """The published way: the matrix of scores, sigma by elementary operations, then softmax."""
+    """As in the published code: the score matrix, sigma by elementary operations, then softmax."""
     x = query @ key.mT * scaling
     coefs, knots = module.formula
     sigma = x
@@ -87,9 +88,9 @@ def competitors(model: nn.Module, quick: bool) -> dict[str, nn.Module]:
     for name, layer in models[ATTENTION].named_modules():
         if isinstance(layer, multimax.MultiMax):
             coefs, knots = (t.float() for t in multimax.from_paper(*next(presets)))
-            for own in (models[ATTENTION], models[BOTH]):
-                own.get_submodule(name).coefs.data.copy_(coefs)
-                own.get_submodule(name).knots.data.copy_(knots)
+            for converted in (models[ATTENTION], models[BOTH]):
+                converted.get_submodule(name).coefs.data.copy_(coefs)
+                converted.get_submodule(name).knots.data.copy_(knots)
             if not quick:
                 parent = models[EAGER].get_submodule(name.rpartition(".")[0])
                 parent.formula = nn.ParameterList([nn.Parameter(coefs.clone()), nn.Parameter(knots.clone())])
@@ -113,26 +114,26 @@ def check(models: dict[str, nn.Module], inputs: dict[str, Tensor]) -> None:
 
 
 def measure(name: str, seconds: float, quick: bool) -> list[dict]:
-    """One row a competitor."""
+    """One row per competitor."""
     torch.manual_seed(0)
     model, inputs = MODELS[name]()
     models = competitors(model.train(), quick)
     check(models, inputs)
-    optimizers = {own: torch.optim.AdamW(m.parameters(), lr=0.0) for own, m in models.items()}
+    optimizers = {variant: torch.optim.AdamW(m.parameters(), lr=0.0) for variant, m in models.items()}
 
-    def step(own: str) -> None:
-        models[own](**inputs).loss.backward()
-        optimizers[own].step()
-        optimizers[own].zero_grad()
+    def step(variant: str) -> None:
+        models[variant](**inputs).loss.backward()
+        optimizers[variant].step()
+        optimizers[variant].zero_grad()
 
-    calls = {own: (lambda own=own: step(own)) for own in models}
+    calls = {variant: (lambda variant=variant: step(variant)) for variant in models}
     times, _ = measuring.interleaved(calls, seconds, rounds=9)
     rows = []
-    for own, values in times.items():
+    for variant, values in times.items():
         ratios = [a / b for a, b in zip(values, times[SOFTMAX], strict=False)]
         low, _, high = statistics.quantiles(ratios, n=4)
         ms = statistics.median(values) * 1e3
-        row = {"model": name, "name": own, "ms": ms, "rounds": len(values), "ratio": statistics.median(ratios)}
+        row = {"model": name, "name": variant, "ms": ms, "rounds": len(values), "ratio": statistics.median(ratios)}
         rows.append({**row, "quartiles": [low, high]})
     return rows
 
@@ -147,9 +148,9 @@ def table(run: dict) -> str:
         "| training step, float32 | " + " | ".join(names) + " |",
         "|---|" + "---|" * len(names),
     ]
-    for own in dict.fromkeys(row["name"] for row in run["rows"]):
-        rows = [row for row in run["rows"] if row["name"] == own]
-        lines.append(f"| {own} | " + " | ".join(f"{row['ms']:.0f} ms ({row['ratio']:.2f}x)" for row in rows) + " |")
+    for variant in dict.fromkeys(row["name"] for row in run["rows"]):
+        rows = [row for row in run["rows"] if row["name"] == variant]
+        lines.append(f"| {variant} | " + " | ".join(f"{row['ms']:.0f} ms ({row['ratio']:.2f}x)" for row in rows) + " |")
     return "\n".join(lines)
 
 

@@ -23,7 +23,7 @@ from multimax import reweighting
 SHAPES = [(8192, 1000), (4, 12, 256, 256)]
 RESULTS = Path(__file__).parent / "results" / "reweighting.json"
 TORCH, PACKAGE = "torch.softmax", " (entmax package)"
-OWN = {
+OURS = {
     "sparsemax": reweighting.get("sparsemax"),
     "entmax15": reweighting.get("entmax15"),
     "entmax, alpha 1.3": reweighting.get("entmax", alpha=1.3),
@@ -37,7 +37,7 @@ Function = Callable[[Tensor], Tensor]
 
 def competitors(quick: bool) -> dict[str, Function]:
     """Names and functions of x; the first is what all are compared with."""
-    functions: dict[str, Function] = {TORCH: lambda x: torch.softmax(x, -1), **OWN}
+    functions: dict[str, Function] = {TORCH: lambda x: torch.softmax(x, -1), **OURS}
     if not quick:
         import entmax
 
@@ -55,8 +55,8 @@ def check(name: str, function: Function, x: Tensor, grad: Tensor) -> None:
     grad = grad.reshape(-1, x.shape[-1])[:8]
     exact = sample.detach().double().requires_grad_()
     weights = function(sample)
-    own = OWN.get(name.removesuffix(PACKAGE))
-    expected = torch.softmax(exact, -1) if own is None else own(exact, impl="reference")
+    ours = OURS.get(name.removesuffix(PACKAGE))
+    expected = torch.softmax(exact, -1) if ours is None else ours(exact, impl="reference")
     weights.backward(grad)
     expected.backward(grad.double())
     pairs = ((weights, expected), (sample.grad, exact.grad))
@@ -66,7 +66,7 @@ def check(name: str, function: Function, x: Tensor, grad: Tensor) -> None:
 
 
 def measure(shape: tuple[int, ...], seconds: float, quick: bool) -> list[dict]:
-    """One row a competitor."""
+    """One row per competitor."""
     torch.manual_seed(0)
     x, grad = torch.randn(shape).requires_grad_(), torch.randn(shape)
 
@@ -83,10 +83,10 @@ def measure(shape: tuple[int, ...], seconds: float, quick: bool) -> list[dict]:
     rows = []
     for name, values in times.items():
         row = {"name": name, "shape": list(shape), "ms": statistics.median(values) * 1e3, "rounds": len(values)}
-        row["ratio"] = statistics.median(own / soft for own, soft in zip(values, times[TORCH], strict=False))
+        row["ratio"] = statistics.median(time / soft for time, soft in zip(values, times[TORCH], strict=False))
         other = times.get(name + PACKAGE)
         if other:
-            row["package_ratio"] = statistics.median(b / own for own, b in zip(values, other, strict=False))
+            row["package_ratio"] = statistics.median(b / a for a, b in zip(values, other, strict=False))
         rows.append(row)
     return rows
 

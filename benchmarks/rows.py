@@ -5,15 +5,15 @@
     python benchmarks/rows.py --table FILE.json    print the table of a saved run
     python benchmarks/rows.py --readme FILE.json   put it into the README
 
-Every competitor is checked against the float64 reference before it is timed. In each round each competitor has a turn
-of two calls, of which the second is timed, in turning order, so that a change in the machine's speed meets all alike;
-the median counts, with the quartiles as its spread. GB/s is what softmax has to move (forward 2 tensors, forward and
-backward 5) divided by the time. Memory is the peak of the process above its state before the call, less the results
-themselves.
+Every competitor is checked against the float64 reference before it is timed. In each round each competitor makes two
+calls, of which the second is timed. The order rotates, so a change in the machine's speed affects all alike. The
+median counts, with the quartiles as its spread. GB/s is what softmax has to move (forward 2 tensors, forward and
+backward 5) divided by the time. Memory is the peak of the process above its state before the call, without the
+results themselves.
 
-The C library gives large results back to the system when they are freed, so that a call may spend most of its time on
-fresh pages; how many such page faults a call met is saved with its time. With --keep-memory freed memory is kept: there
-are none then, and what differs is the work itself.
+The C library returns large results to the system when they are freed, so a call may spend most of its time on fresh
+pages; the number of such page faults is saved with the time. With --keep-memory freed memory is kept: there are no page
+faults then, and only the work itself differs.
 """
 
 import math
@@ -37,7 +37,7 @@ Function = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @torch.jit.script
 def _published(x: Tensor, ranges: Tensor, ts: Tensor) -> Tensor:
-    """The way of the published code: one scripted expression, then torch's softmax."""
+    """As in the published code: one scripted expression, then torch's softmax."""
     lower = ts[0] * torch.relu(ranges[0] - x) + ts[2] * torch.relu(ranges[2] - x) ** 2
     upper = ts[1] * torch.relu(x - ranges[1]) + ts[3] * torch.relu(x - ranges[3]) ** 2
     return torch.softmax(x + lower + upper, dim=-1)
@@ -72,9 +72,9 @@ def check(name: str, function: Function, x: Tensor, coefs: Tensor, knots: Tensor
 
 
 def measure(shape: tuple[int, ...], dtype: torch.dtype, backward: bool, seconds: float, quick: bool) -> list[dict]:
-    """One row a competitor."""
+    """One row per competitor."""
     torch.manual_seed(0)
-    # the paper's eleventh DeiT-small layer: all terms are at work
+    # the paper's eleventh DeiT-small layer: all terms are active
     coefs, knots = multimax.from_paper(*multimax.presets["deit_small"][10])
     x = torch.randn(shape).to(dtype)
     grad = torch.randn(shape).to(dtype)
@@ -90,7 +90,7 @@ def measure(shape: tuple[int, ...], dtype: torch.dtype, backward: bool, seconds:
         x.grad = coefs.grad = knots.grad = None
         function(x, coefs, knots).backward(grad)
 
-    torch._dynamo.reset()  # else the compiler gives up after a few shapes, and plain PyTorch is timed in its name
+    torch._dynamo.reset()  # else the compiler gives up after a few shapes, and plain PyTorch is timed instead
     functions = competitors(quick)
     memory = {}
     for name, function in functions.items():
@@ -109,8 +109,8 @@ def measure(shape: tuple[int, ...], dtype: torch.dtype, backward: bool, seconds:
     for name, values in times.items():
         median = statistics.median(values)
         quartiles = statistics.quantiles(values, n=4) if len(values) > 1 else [values[0]] * 3
-        # the ratio is taken round by round, so that both of a pair met the same machine
-        ratio = statistics.median(own / soft for own, soft in zip(values, times["torch.softmax"], strict=False))
+        # the ratio is taken round by round: both of a pair ran on the machine in the same state
+        ratio = statistics.median(time / soft for time, soft in zip(values, times["torch.softmax"], strict=False))
         rows.append(
             {
                 "name": name,
@@ -146,9 +146,9 @@ def table(run: dict) -> str:
             lines.append(f"| {dtype}, {which} | " + " | ".join(str(shape) for shape in shapes) + " | geometric mean |")
             lines.append("|---|" + "---|" * (len(shapes) + 1))
             for name in dict.fromkeys(row["name"] for row in rows):
-                own = [row for row in rows if row["name"] == name]
-                cells = [f"{row['ms']:.2f} ms ({row['ratio']:.2f}x, {row['gb_per_s']:.1f} GB/s)" for row in own]
-                mean = math.exp(statistics.fmean(math.log(row["ratio"]) for row in own))
+                of_name = [row for row in rows if row["name"] == name]
+                cells = [f"{row['ms']:.2f} ms ({row['ratio']:.2f}x, {row['gb_per_s']:.1f} GB/s)" for row in of_name]
+                mean = math.exp(statistics.fmean(math.log(row["ratio"]) for row in of_name))
                 lines.append(f"| {name} | " + " | ".join(cells) + f" | {mean:.2f}x |")
             lines.append("")
     rows = [row for row in run["rows"] if row["dtype"] == "float32" and row["pass"] == "forward+backward"]

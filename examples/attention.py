@@ -1,4 +1,4 @@
-"""MultiMax in the place of softmax in an attention layer: the one line that changes, and what it learns.
+"""MultiMax instead of softmax in an attention layer: the one line that changes, and what it learns.
 
 The task needs two modes and sparsity: each query has to return the mean of the two values whose keys match it, among
 distractors. Softmax can only trade one for the other. Run: python examples/attention.py [--steps 300]

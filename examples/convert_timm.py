@@ -1,6 +1,6 @@
 """MultiMax in a vision transformer of timm, in attention and in the output layer, as in the paper's experiments.
 
-The paper's DeiT averages over the patches in the place of a class token, after the norm. Run, with timm installed:
+The paper's DeiT averages over the patches instead of using a class token, after the norm. Run, with timm installed:
 python examples/convert_timm.py [--model deit_small_patch16_224] [--images 4]
 """
 
@@ -27,7 +27,7 @@ def main() -> None:
 
     images, labels = torch.randn(arguments.images, 3, 224, 224), torch.randint(model.num_classes, (arguments.images,))
     optimizer = torch.optim.AdamW(multimax.param_groups(model, lr=1e-3, weight_decay=0.05))
-    loss = F.cross_entropy(model(images), labels)  # the model's own loss: its logits are modulated already
+    loss = F.cross_entropy(model(images), labels)  # the model's usual loss: its logits are already modulated
     loss.backward()
     optimizer.step()
     print(f"loss {loss.item():.3f} before the step, {F.cross_entropy(model(images), labels).item():.3f} after")

@@ -1,7 +1,7 @@
-"""MultiMax in a torch.nn.TransformerEncoder that is there already, in attention and in the output layer.
+"""MultiMax in an existing torch.nn.TransformerEncoder, in attention and in the output layer.
 
-A model of torch.nn learns to sort. Then it is converted, which changes nothing at first, and learns on, with softmax
-and with MultiMax. Run: python examples/convert_torch.py [--steps 60]
+A model of torch.nn learns to sort. Then it is converted, which changes nothing at first, and trained further, with
+softmax and with MultiMax. Run: python examples/convert_torch.py [--steps 60]
 """
 
 import argparse
@@ -17,7 +17,7 @@ DIGITS, LENGTH = 12, 10
 
 
 class Sorter(nn.Module):
-    """Numbers in any order to the same in rising order: nothing in it is from multimax."""
+    """Sorts numbers in rising order: nothing in it is from multimax."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """MultiMax in a language model of transformers: convert, train with the Trainer, save, load, generate.
 
-The model is a small GPT2 at random, which learns to count. For one that is trained already, put
-AutoModelForCausalLM.from_pretrained("...") in its place. Run: python examples/convert_transformers.py [--steps 40]
+The model is a small GPT2 with random weights, which learns to count. For a trained one, use
+AutoModelForCausalLM.from_pretrained("...") instead. Run: python examples/convert_transformers.py [--steps 40]
 """
 
 import argparse
@@ -17,14 +17,14 @@ WORDS, LENGTH = 50, 16
 
 
 class Counting(Dataset):
-    """Sequences that count up from somewhere, in some step."""
+    """Sequences that count up from some number, by some step."""
 
     def __len__(self) -> int:
-        """How many there are."""
+        """The number of sequences."""
         return 4096
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        """One of them."""
+        """One sequence."""
         ids = (index + torch.arange(LENGTH) * (1 + index % 3)) % WORDS
         return {"input_ids": ids, "labels": ids}
 

@@ -1,4 +1,4 @@
-"""A policy with MultiMax beside one with softmax: policy gradients on CartPole, whose equations are below.
+"""A policy with MultiMax next to one with softmax: policy gradients on CartPole, whose equations are below.
 
 The policy chooses among five forces. Both learn by REINFORCE with the mean return as a baseline, from the same start;
 all poles of a batch are simulated at once. Run: python examples/policy.py [--steps 60] [--seeds 3]

@@ -110,7 +110,7 @@ def test_documentation_snippets_run(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [own for own in sorted((ROOT / "examples").glob("*.py")) if own.name != "convert_timm.py"],
+    [path for path in sorted((ROOT / "examples").glob("*.py")) if path.name != "convert_timm.py"],
     ids=lambda path: path.name,
 )
 def test_examples_run(path: Path) -> None:

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, text in (
         (["--help"], "demo"),
-        (["weights", "--help"], "beside MultiMax"),
+        (["weights", "--help"], "with MultiMax"),
         (["train", "vision", "--help"], "--preset"),
         (["sweep", "--help"], "comparison"),
         (["table", "--help"], "--save"),

@@ -23,8 +23,8 @@ def test_sweep_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     with _alone(folder / "multimax-output/seed-1"):  # as another process would
         assert cli.main([*words, "--seeds", "2"]) == 0
     said = capsys.readouterr().out
-    assert "MultiMax output, seed 1: at work in another process" in said
-    assert "1 runs are at work in other processes" in said
+    assert "MultiMax output, seed 1: running in another process" in said
+    assert "1 runs are still running in other processes" in said
     assert len(read(folder).runs) == 7
     assert cli.main([*words, "--seeds", "2"]) == 0
     assert len(read(folder).runs) == 8

@@ -224,7 +224,7 @@ def test_in_torchs_layers(which: str, batch_first: bool, training: bool) -> None
     [
         ({"attn_mask": torch.zeros(6, 7)}, "expected attn_mask of shape (7, 7) or (12, 7, 7), got (6, 7)"),
         ({"key_padding_mask": torch.zeros(2, 7)}, "expected key_padding_mask of shape (3, 7), got (2, 7)"),
-        ({"is_causal": True}, "expected an attn_mask beside is_causal=True"),
+        ({"is_causal": True}, "expected an attn_mask with is_causal=True"),
         ({"query": torch.zeros(1, 3, 7, 32)}, "expected query, key and value of 2 or 3 dims"),
     ],
     ids=str,

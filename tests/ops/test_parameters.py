@@ -108,7 +108,7 @@ def test_published_checkpoints_load_by_name() -> None:
         ({"a.ranges": torch.zeros(3), "a.ts": torch.zeros(3)}, "expected a.ranges of shape"),
         ({"a.ranges": torch.zeros(2, 2), "a.ts": torch.zeros(2, 2)}, "expected a.ranges of shape"),
         ({"a.ranges": torch.zeros(4)}, "expected a.multimax.coefs of shape"),
-        ({"a.ranges": torch.zeros(4), "a.ts": torch.zeros(2)}, "beside a.multimax"),
+        ({"a.ranges": torch.zeros(4), "a.ts": torch.zeros(2)}, "with a.multimax"),
         (
             {"a.ranges": torch.zeros(4), "a.ts": torch.zeros(4), "a.multimax_ranges": torch.zeros(4)},
             "expected one entry for a.multimax.knots, got two",
@@ -120,7 +120,7 @@ def test_broken_checkpoints_are_refused(state_dict: dict[str, torch.Tensor], tex
         multimax.from_published(state_dict)
 
 
-def test_the_published_models_own_pair_belongs_to_the_output_layer() -> None:
+def test_the_published_models_top_level_pair_belongs_to_the_output_layer() -> None:
     old = {"ranges": torch.arange(4.0), "ts": torch.ones(4), "blocks.0.attn.ranges": torch.zeros(4)}
     old["blocks.0.attn.ts"] = torch.zeros(4)
     new = multimax.from_published(old, output="head")

@@ -34,7 +34,7 @@ def test_the_packaged_page_holds_the_presets():
     found = json.loads(re.search(r'id="presets">\n(.*?)\n</script>', text, re.DOTALL)[1])
     assert list(found) == list(multimax.presets)
     for name, layers in multimax.presets.items():
-        assert [[tuple(own) for own in layer] for layer in found[name]["layers"]] == [list(layer) for layer in layers]
+        assert [[tuple(row) for row in layer] for layer in found[name]["layers"]] == [list(layer) for layer in layers]
 
 
 def test_the_page_is_one_file_without_markup_from_data():
@@ -162,11 +162,11 @@ def in_python(state: dict[str, Any]) -> dict[str, Any]:
     def weights(x: torch.Tensor, key: str) -> torch.Tensor:
         return multimax.multimax(x, coefs, knots) if key == "multimax" else OTHERS[key](x)
 
-    own = {key: weights(x, key) for key in KEYS}
+    by_key = {key: weights(x, key) for key in KEYS}
     return {
-        "weights": own,
-        "M": {key: metrics.multi_modality(x, own[key], threshold=threshold) for key in KEYS},
-        "S": {key: metrics.sparsity(x, own[key], threshold=threshold) for key in KEYS},
+        "weights": by_key,
+        "M": {key: metrics.multi_modality(x, by_key[key], threshold=threshold) for key in KEYS},
+        "S": {key: metrics.sparsity(x, by_key[key], threshold=threshold) for key in KEYS},
         "simplex": {key: weights(x[:3], key) for key in KEYS},
         "sigma": multimax.modulate(x, coefs, knots),
         "curve": {"x": at, "y": multimax.modulate(at, coefs, knots)},
@@ -175,10 +175,10 @@ def in_python(state: dict[str, Any]) -> dict[str, Any]:
 
 def agree(found: Any, expected: Any, where: str) -> None:
     if isinstance(expected, dict):
-        for key, own in expected.items():
-            agree(found[key], own, f"{where} {key}")
+        for key, value in expected.items():
+            agree(found[key], value, f"{where} {key}")
         return
-    numbers, others = (own if isinstance(own, list) else [own] for own in (found, expected.tolist()))
+    numbers, others = (side if isinstance(side, list) else [side] for side in (found, expected.tolist()))
     assert len(numbers) == len(others), where
     for one, other in zip(numbers, others, strict=True):
         assert abs(one - other) <= 1e-6 or (math.isnan(one) and math.isnan(other)), f"{where}: {one}, in Python {other}"
@@ -205,16 +205,16 @@ def test_numbers_agree_with_python(page: Any):
     states = random_states(200)
     found = page.evaluate(READ_ALL, [link(state) for state in states])
     undefined = 0
-    for i, (state, own) in enumerate(zip(states, found, strict=True)):
-        assert own["message"], "the link was refused"
-        assert own["state"] == state
+    for i, (state, read) in enumerate(zip(states, found, strict=True)):
+        assert read["message"], "the link was refused"
+        assert read["state"] == state
         expected = in_python(state)
-        agree(own["drawn"], expected, f"state {i}")
-        shown = {key: [row[k] for row in own["rows"]] for k, key in enumerate(KEYS)}
+        agree(read["drawn"], expected, f"state {i}")
+        shown = {key: [row[k] for row in read["rows"]] for k, key in enumerate(KEYS)}
         agree(shown, expected["weights"], f"state {i}, table")
         for letter in ("M", "S"):
-            agree(dict(zip(KEYS, own[letter], strict=True)), expected[letter], f"state {i}, {letter} of the table")
-            undefined += math.isnan(own[letter][0])
+            agree(dict(zip(KEYS, read[letter], strict=True)), expected[letter], f"state {i}, {letter} of the table")
+            undefined += math.isnan(read[letter][0])
     assert 0 < undefined < 100  # NaN, where there is no such entry, is among what was compared, and most is not
 
 
@@ -222,9 +222,9 @@ def test_equal_and_far_entries(page: Any):
     """Ties, and entries so far apart that softmax has nothing left for some of them."""
     base = random_states(1)[0] | {"order": 2}
     vectors = ([0.0] * 10, [1.0, 1.0, -1.0], [10.0, -10.0, -10.0], [2.0, 1.0, 0.0], [-10.0] * 4 + [10.0] * 5)
-    states = [base | {"x": list(x), "threshold": own} for x in vectors for own in ("mean", 0.0)]
-    for i, own in enumerate(page.evaluate(READ_ALL, [link(state) for state in states])):
-        agree(own["drawn"], in_python(states[i]), f"state {i}")
+    states = [base | {"x": list(x), "threshold": threshold} for x in vectors for threshold in ("mean", 0.0)]
+    for i, read in enumerate(page.evaluate(READ_ALL, [link(state) for state in states])):
+        agree(read["drawn"], in_python(states[i]), f"state {i}")
 
 
 def test_figures_show_the_numbers(page: Any):
@@ -232,7 +232,7 @@ def test_figures_show_the_numbers(page: Any):
     page.evaluate("link => { location.hash = link; }", "#x=2,1.5,-1,0.25&threshold=0")
     until(page, "state.x.length === 4")
     result = page.evaluate("result")
-    ends = "own => ['x1', 'y1', 'x2', 'y2'].map(end => own[end].baseVal.value)"
+    ends = "line => ['x1', 'y1', 'x2', 'y2'].map(end => line[end].baseVal.value)"
     x1, y1, x2, y2 = page.locator("#curve .identity").evaluate(ends)  # from (-5, -5) to (5, 5)
     drawn = [pair.split(",") for pair in page.locator("#curve polyline").get_attribute("points").split()]
     assert [(float(x) - x1) / (x2 - x1) * 10 - 5 for x, _ in drawn] == pytest.approx(result["curve"]["x"], abs=1e-4)
@@ -251,7 +251,7 @@ def test_figures_show_the_numbers(page: Any):
     for key in KEYS:
         # the middle of the mark; the triangle's is not that of its box
         box = page.locator(f"#simplex [data-function={key}]").evaluate(
-            "own => { const b = own.getBBox(); return [b.x + b.width / 2, b.y + b.height / 2]; }"
+            "mark => { const b = mark.getBBox(); return [b.x + b.width / 2, b.y + b.height / 2]; }"
         )
         assert weights(*box) == pytest.approx(result["simplex"][key], abs=0.01)
 
@@ -314,8 +314,8 @@ def test_entries_come_and_go(page: Any):
 
 def test_edges_of_the_simplex_are_seen(watched: Watched):
     """The triangle is what the points are read against: 3 to 1, as for all graphics (WCAG 1.4.11)."""
-    luminance = """own => { const part = value => value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
-        const [r, g, b] = own.match(/\\d+/g).map(value => part(value / 255));
+    luminance = """rgb => { const part = value => value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
+        const [r, g, b] = rgb.match(/\\d+/g).map(value => part(value / 255));
         return 0.2126 * r + 0.7152 * g + 0.0722 * b; }"""
     for scheme in ("light", "dark"):
         watched.page.emulate_media(color_scheme=scheme)
@@ -374,7 +374,7 @@ def test_link_carries_the_whole_state(watched: Watched):
         ("d=1,-1e9", "expected d2 between -5 and 5"),
         ("x=1,2", "expected 3 to 10 entries of x, got 2"),
         ("x=" + ",".join("1" * 11), "expected 3 to 10 entries of x, got 11"),
-        ("b=1", "expected b with 2 numbers, one an order, got 1"),
+        ("b=1", "expected b with 2 numbers, one per order, got 1"),
         ("order=3", "expected order 1 or 2, got “3”"),
         ("threshold=median", "expected a number for threshold, got “median”"),
         ("order=1&order=2", "expected order once, got it twice"),
@@ -480,7 +480,7 @@ def test_keyboard_alone(page: Any):
 def test_every_control_has_a_name(page: Any):
     assert (
         page.evaluate("""[...document.querySelectorAll("input, select, button, svg[role=img]")].filter(
-        own => !own.getAttribute("aria-label") && !own.labels?.length && !own.textContent.trim()).length""")
+        item => !item.getAttribute("aria-label") && !item.labels?.length && !item.textContent.trim()).length""")
         == 0
     )
 
@@ -495,7 +495,7 @@ def test_narrow_screens_do_not_scroll_sideways(watched: Watched, width: int):
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         # nothing is cut off either
         assert page.evaluate("""[...document.querySelectorAll("button, input, select, td, th, svg")].every(
-            own => own.getBoundingClientRect().right <= innerWidth)""")
+            part => part.getBoundingClientRect().right <= innerWidth)""")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -503,7 +503,7 @@ def test_light_and_dark(watched: Watched, scheme: str):
     watched.page.emulate_media(color_scheme=scheme)
     page = watched.open(FILE)
     ink, paper = page.evaluate("""["color", "backgroundColor"].map(
-        own => getComputedStyle(document.body)[own].match(/\\d+/g).slice(0, 3).reduce((a, b) => a + Number(b), 0))""")
+        name => getComputedStyle(document.body)[name].match(/\\d+/g).slice(0, 3).reduce((a, b) => a + Number(b), 0))""")
     assert (ink < paper) == (scheme == "light")
 
 

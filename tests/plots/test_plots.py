@@ -632,10 +632,10 @@ LABELS: dict[str, Callable[[str], Any]] = {
 def test_labels_are_shown_as_they_are(name: str, tmp_path: Path) -> None:
     """Not as mathematics, not hidden, and however long without a warning, which would be an error here."""
     label = r"_$\frac$ < 5"
-    plots.save(LABELS[name](label), tmp_path / "own.svg")
+    plots.save(LABELS[name](label), tmp_path / "labelled.svg")
     if name == "training_curves, value":
         label = label.replace("_", " ")  # as in the names of all measures
-    assert re.search(rf"<!-- +{re.escape(label.strip().replace('<', '&lt;'))}", (tmp_path / "own.svg").read_text())
+    assert re.search(rf"<!-- +{re.escape(label.strip().replace('<', '&lt;'))}", (tmp_path / "labelled.svg").read_text())
     LABELS[name]("words, and a " + "w" * 200).draw_without_rendering()
 
 

@@ -1,4 +1,4 @@
-"""A real browser, the machine's own, for tests of pages."""
+"""A real browser, as installed on the machine, for tests of pages."""
 
 import os
 import shutil
@@ -34,7 +34,7 @@ def browser() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api", reason="no playwright; pip install playwright")
     if CHROMIUM is None:
         pytest.skip("no browser on this machine; apt-get install chromium")
-    # as root, which continuous integration is, Chromium does not start with its sandbox; it opens our own page only
+    # as root, which continuous integration is, Chromium does not start with its sandbox; it only opens our page
     alone = ["--no-sandbox"] if os.geteuid() == 0 else []
     with playwright.sync_playwright() as started:
         opened = started.chromium.launch(executable_path=CHROMIUM, args=alone)

@@ -64,7 +64,7 @@ def joint(step: int) -> tuple[Tensor, Tensor]:
     return tokens, target
 
 
-def own(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def own_part(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """This process's part of it."""
     first, second = (t.chunk(dist.get_world_size())[dist.get_rank()] for t in batch)
     return first, second
@@ -97,19 +97,19 @@ def equal_states(state: dict[str, Tensor], plain: nn.Module) -> None:
 
 def train(model: nn.Module, parallel: nn.Module, plain: Model, mode: str) -> None:
     """Both on the same batches: gradients, norms, what the monitor reads, and parameters have to agree."""
-    optimizers = [optimizer_for(own) for own in (parallel, plain)]
-    monitors = [Monitor(own, measures=("entropy",), every=2) for own in (parallel, plain)]
+    optimizers = [optimizer_for(each) for each in (parallel, plain)]
+    monitors = [Monitor(each, measures=("entropy",), every=2) for each in (parallel, plain)]
     for step in range(STEPS):
         batch = joint(step)
         with monitors[0]:
-            parallel(*own(batch)).backward()
+            parallel(*own_part(batch)).backward()
         with monitors[1]:
             plain(*batch).backward()
         for (name, p), q in zip(model.named_parameters(), plain.parameters(), strict=True):
             assert p.grad is not None
             assert q.grad is not None
             torch.testing.assert_close(whole(p.grad), q.grad, rtol=1e-4, atol=1e-6, msg=lambda t, n=name: f"{n}: {t}")
-        norms = [whole(training.clip_grad_norm_(own, 0.1, mode=mode)) for own in (parallel, plain)]
+        norms = [whole(training.clip_grad_norm_(each, 0.1, mode=mode)) for each in (parallel, plain)]
         assert norms[1] > 0.1  # so that clipping does something
         torch.testing.assert_close(norms[0], norms[1], rtol=1e-4, atol=1e-6)
         for optimizer in optimizers:
@@ -118,7 +118,7 @@ def train(model: nn.Module, parallel: nn.Module, plain: Model, mode: str) -> Non
     read, expected = (monitor.values for monitor in monitors)
     assert list(read) == list(expected)
     for name, value in expected.items():
-        if not name.endswith("entropy"):  # that of a part of the batch
+        if not name.endswith("entropy"):  # of a part of the batch
             assert abs(read[name] - value) <= 1e-4 * abs(value) + 1e-5, (name, read[name], value)
     same_everywhere(model)
 
@@ -139,13 +139,13 @@ def ddp(folder: Path) -> None:
     if dist.get_rank() == 0:
         torch.save(model.state_dict(), folder / "state.pt")
     save_result(model, folder)
-    # 8 numbers a layer alone: nothing else is reduced or changed
+    # only 8 numbers per layer: nothing else is reduced or changed
     model, plain = seeded(), seeded()
     for each in (model, plain):
         assert training.train_only_reweighting_(each).numel == 32
     parallel = DistributedDataParallel(model)
     optimizers = [optimizer_for(parallel), optimizer_for(plain)]
-    parallel(*own(joint(0))).backward()
+    parallel(*own_part(joint(0))).backward()
     plain(*joint(0)).backward()
     for optimizer in optimizers:
         optimizer.step()
@@ -183,7 +183,7 @@ def half(model: Model) -> Model:
     return model
 
 
-def groups_of_its_own(model: Model) -> Model:
+def separate_groups(model: Model) -> Model:
     """MultiMax apart from the others, as docs/training.md has it."""
     for _, module in training.reweighting_modules(model):
         fully_shard(module, reshard_after_forward=False)
@@ -193,25 +193,25 @@ def groups_of_its_own(model: Model) -> Model:
 
 def fsdp_dtypes(folder: Path) -> None:
     try:
-        shard(half(seeded()))(*own(joint(0)))
+        shard(half(seeded()))(*own_part(joint(0)))
     except AssertionError as error:
         found = str(error)
     else:
         found = "nothing: fully_shard takes several dtypes in a group by now; say so in docs/training.md"
     assert "uniform original parameter dtype" in found, found
 
-    train_once(shard(groups_of_its_own(half(seeded()))), half(seeded()))
+    train_once(shard(separate_groups(half(seeded()))), half(seeded()))
     # float32 parameters, computed in bfloat16: MultiMax's are rounded too for the step, not where they are stored
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     train_once(shard(seeded(), mp_policy=policy), seeded().bfloat16())
     # and not for the step either
-    train_once(shard(groups_of_its_own(seeded()), mp_policy=policy), half(seeded()))
+    train_once(shard(separate_groups(seeded()), mp_policy=policy), half(seeded()))
 
 
 def train_once(model: Model, plain: Model) -> None:
-    """One step: gradients of MultiMax's parameters in float32, equal to the mean of those of each part in turn."""
+    """One step: gradients of MultiMax's parameters in float32, equal to the mean over the parts."""
     optimizer = optimizer_for(model)
-    model(*own(joint(0))).backward()
+    model(*own_part(joint(0))).backward()
     expected: dict[str, Tensor] = {}
     parts = [t.chunk(dist.get_world_size()) for t in joint(0)]
     for tokens, target in zip(*parts, strict=True):
@@ -245,7 +245,7 @@ def with_accelerate(folder: Path) -> None:
     monitor = Monitor(parallel)
     for step in range(STEPS):
         with monitor:
-            accelerator.backward(parallel(*own(joint(step))))
+            accelerator.backward(parallel(*own_part(joint(step))))
         plain(*joint(step)).backward()
         for each, by in ((parallel, optimizer), (plain, plain_optimizer)):
             training.clip_grad_norm_(each, 0.1)

@@ -349,7 +349,7 @@ def test_how_often_a_layer_is_reached(preset: str, number: int) -> None:
     found = [reached_by_softmax(x, *parameters), *(reached(x, weights, function(x)) for function in SPARSE.values())]
     any_of_them = torch.stack(found).any(0)
     found += [any_of_them, reached(x, reweighting.softmax(x), weights)]
-    assert tuple(int(own.sum()) for own in found) == REACHED[preset, number]
+    assert tuple(int(rows.sum()) for rows in found) == REACHED[preset, number]
     lower, upper = slopes(x, *parameters)
     assert not (any_of_them & (lower > upper + ROUNDING) & (upper <= 1)).any()
     many = x.expand(10, *x.shape)

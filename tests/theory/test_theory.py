@@ -150,7 +150,7 @@ def test_proposition_3_5_2_sparsity_of_softmax_falls_with_temperature_for_any_th
     cold = data.draw(grid(0.5, 4))
     hot = cold * (1 + data.draw(grid(2 * STEP, 2)))
     assert s(x, softmax(x, hot), threshold, reference) < s(x, softmax(x, cold), threshold, reference) - ROUNDING
-    # at the paper's own reference, often too small a scale for a difference to show
+    # at the paper's reference, often too small a scale for a difference to show
     assert s(x, softmax(x, hot), threshold) <= s(x, softmax(x, cold), threshold) + ROUNDING
 
 
@@ -388,16 +388,16 @@ def test_no_temperature_of_softmax_reaches_both_measures_of_multimax(data: st.Da
     b, x = data.draw(split_rows(distinct_above=2))
     t_b, t_d, b, d = data.draw(full_parameters(b, x, x[x < b].max().item(), 1.0))
     reference = data.draw(REFERENCES)
-    for own in (multimax.multimax(x, *lower_only([t_b], [b])), multimax.multimax(x, *full(t_b, t_d, b, d))):
-        mass = own[x < b].sum().item()
+    for weights in (multimax.multimax(x, *lower_only([t_b], [b])), multimax.multimax(x, *full(t_b, t_d, b, d))):
+        mass = weights[x < b].sum().item()
         assert mass <= softmax(x)[x < b].sum() + ROUNDING
         equal = temperature_of_mass(x, x < b, mass, 1 / t_b, 1.0)
         rival = softmax(x, equal)
-        assert m(x, own, b) > m(x, rival, b) + ROUNDING
-        assert s(x, own, b, reference) >= s(x, rival, b, reference) - ROUNDING
+        assert m(x, weights, b) > m(x, rival, b) + ROUNDING
+        assert s(x, weights, b, reference) >= s(x, rival, b, reference) - ROUNDING
         for factor in (0.3, 0.7, 0.9, 0.99, 1.01, 1.1, 1.5, 3.0):
             rival = softmax(x, equal * factor)
-            assert m(x, rival, b) < m(x, own, b) or s(x, rival, b, reference) < s(x, own, b, reference)
+            assert m(x, rival, b) < m(x, weights, b) or s(x, rival, b, reference) < s(x, weights, b, reference)
 
 
 @PROPERTY
@@ -528,9 +528,9 @@ def test_sigma_is_leaky_relu(values: list[float], slope: float) -> None:
 @given(NONZERO, grid(-1, 2))
 def test_sigma_is_prelu_with_the_gradient_of_its_slope(values: list[float], slope: float) -> None:
     gradients, results = [], []
-    for own in (True, False):
+    for ours in (True, False):
         x, weight = row(values).requires_grad_(), row([slope]).requires_grad_()
-        if own:
+        if ours:
             result = multimax.modulate(x, *multimax.from_paper(weight, [1.0], [0.0], [0.0]))
         else:
             result = torch.nn.functional.prelu(x, weight)

@@ -284,7 +284,7 @@ def test_a_step_that_raises() -> None:
     assert hooks(model) == before
     monitor.step = 0
     monitor.__enter__()
-    with pytest.raises(RuntimeError, match="multimax: expected the step before to be over"):
+    with pytest.raises(RuntimeError, match="multimax: expected the previous step to have ended"):
         monitor.__enter__()
     monitor.close()
     assert hooks(model) == before
@@ -404,9 +404,9 @@ def test_warns_of_parameters_that_run_away() -> None:
         model[2].omega.fill_(-70)
     assert step() == [
         "multimax: expected parameters within 50, got knots of 1 with 51; a lower multimax_lr_factor in param_groups "
-        "may hold it",
+        "may prevent it",
         "multimax: expected parameters within 50, got omega of 2 with 70; a lower multimax_lr_factor in param_groups "
-        "may hold it",
+        "may prevent it",
     ]
     assert step() == []
     with torch.no_grad():
@@ -433,7 +433,7 @@ def test_compiled_models_are_not_watched() -> None:
 
     (text,) = warned(step)
     assert text.startswith("multimax: expected a model that is not compiled")
-    assert text.endswith("(multimax.Monitor goes on without measures)")
+    assert text.endswith("(multimax.Monitor continues without measures)")
     assert warned(step) == []
     assert counts == [0, 0]
     assert len(monitor.values) == 8 + 2  # the parameters and the gradient
@@ -566,7 +566,7 @@ def test_trainer_that_stops_in_a_step(tmp_path: Path) -> None:
 
 
 def test_trainer_that_goes_on_in_the_middle(tmp_path: Path) -> None:
-    """The Trainer's steps count, and one that was broken off is left when the next begins."""
+    """The Trainer's steps count, and one that was interrupted is left when the next begins."""
     model = Model()
     before = hooks(model)
     trainer = trainer_for(model, tmp_path)

@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = 0
     except KeyboardInterrupt:
         print(
-            "\nmultimax: interrupted; the same command goes on from the last checkpoint, if there is one",
+            "\nmultimax: interrupted; the same command continues from the last checkpoint, if there is one",
             file=sys.stderr,
         )
         return 130

@@ -15,7 +15,7 @@ def add(commands: Any) -> None:
     command = commands.add_parser(
         "demo", help="train softmax and MultiMax on digits, in a minute or two", description=TEXT
     )
-    command.add_argument("--seeds", type=int, default=3, help="runs of each, 3 unless given")
+    command.add_argument("--seeds", type=int, default=3, help="runs of each method, 3 unless given")
     command.add_argument(
         "--out", type=Path, default=Path("runs/demo"), help="folder for the runs, runs/demo unless given"
     )

@@ -1,4 +1,4 @@
-"""Errors that are the user's to mend, and how others become such."""
+"""Errors that the user can fix, and how other errors become such."""
 
 import importlib
 from collections.abc import Iterator
@@ -8,15 +8,15 @@ PACKAGES = ("transformers", "accelerate", "safetensors", "tokenizers", "sacreble
 
 
 class Refused(Exception):
-    """An error that is the user's to mend: shown without a traceback."""
+    """An error that the user can fix: shown without a traceback."""
 
 
 @contextmanager
 def refusing() -> Iterator[None]:
-    """Turns errors with words for the user into :class:`Refused`, with the same words."""
+    """Turns errors that are written for the user into :class:`Refused`, with the same message."""
     try:
         yield
-    except BrokenPipeError:  # of the one who reads what is printed
+    except BrokenPipeError:  # the reader of what is printed has gone
         raise
     except (ValueError, TypeError, OSError, RuntimeError, ImportError) as error:
         if str(error).startswith("multimax:"):
@@ -27,7 +27,7 @@ def refusing() -> Iterator[None]:
 
 
 def need_packages() -> None:
-    """Refuses where a package of the experiments is missing."""
+    """Refuses if a package that the experiments need is missing."""
     missing = []
     for name in PACKAGES:
         try:

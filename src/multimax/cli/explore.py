@@ -12,11 +12,11 @@ from multimax.plots import explorer
 
 TEXT = """\
 Opens an interactive page: sliders for the parameters of MultiMax and for an input, the layers of the paper, sigma, the
-weights beside those of softmax, sparsemax, entmax-1.5 and Ev-SoftMax, the simplex, and the paper's M and S.
+weights next to those of softmax, sparsemax, entmax-1.5 and Ev-SoftMax, the simplex, and the paper's M and S.
 
 examples:
   multimax explore                          serve it on this machine, until Ctrl-C
-  multimax explore --save explorer.html     one file, to keep or to send; it works without a network
+  multimax explore --save explorer.html     one file, to keep or to send; it works offline
 """
 
 
@@ -29,9 +29,11 @@ def add(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     port = explorer.PORT
-    command.add_argument("--port", type=int, default=port, help=f"{port} unless given; 0 takes any that is free")
-    command.add_argument("--no-browser", dest="browser", action="store_false", help="only say the address")
-    command.add_argument("--save", type=Path, metavar="FILE.html", help="write the page to a file, and do not serve it")
+    command.add_argument("--port", type=int, default=port, help=f"{port} unless given; 0 takes any free port")
+    command.add_argument("--no-browser", dest="browser", action="store_false", help="only print the address")
+    command.add_argument(
+        "--save", type=Path, metavar="FILE.html", help="write the page to a file instead of serving it"
+    )
     command.set_defaults(function=explore)
 
 
@@ -54,9 +56,9 @@ def explore(options: argparse.Namespace) -> None:
         address = f"http://{explorer.HOST}:{server.server_port}/"
         print(f"MultiMax explorer: {address} (Ctrl-C ends it)", flush=True)
         if options.browser:
-            # beside the server: a browser in the terminal keeps its caller waiting
+            # in its own thread: a browser in the terminal keeps its caller waiting
             threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
         try:
             server.serve_forever()
         except KeyboardInterrupt:
-            print(file=sys.stderr)  # the terminal shows ^C; what comes next starts a line
+            print(file=sys.stderr)  # the terminal shows ^C; start a new line after it

@@ -1,4 +1,4 @@
-"""`multimax figures`: the paper's figures that its own parameters draw."""
+"""`multimax figures`: the paper's figures that need only its printed parameters."""
 
 import argparse
 from pathlib import Path
@@ -9,9 +9,11 @@ from multimax.cli.errors import Refused
 
 def add(commands: Any) -> None:
     """Adds the subcommand."""
-    text = "draw the paper's figures that its own parameters draw: simplex, trade-off, two entries, sigma by layer"
+    text = "draw the paper's figures that need only its parameters: simplex, trade-off, two entries, sigma by layer"
     command = commands.add_parser("figures", help=text, description=text[0].upper() + text[1:] + ".")
-    command.add_argument("--out", type=Path, default=Path("figures"), help="folder for them, figures unless given")
+    command.add_argument(
+        "--out", type=Path, default=Path("figures"), help="folder for the figures, figures/ unless given"
+    )
     command.add_argument("--format", choices=("png", "svg", "pdf"), default="png", help="png unless given")
     command.set_defaults(function=figures)
 

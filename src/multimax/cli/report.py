@@ -1,4 +1,4 @@
-"""`multimax report`: one page of HTML about runs or models."""
+"""`multimax report`: one HTML page about runs or models."""
 
 import argparse
 from pathlib import Path
@@ -8,8 +8,8 @@ from multimax.cli import runs
 from multimax.cli.errors import need_packages, refusing
 
 TEXT = """\
-Writes one self-contained page of HTML about trained runs or saved models: results, all figures that apply, the learned
-parameters in the paper's symbols, and the settings. It works offline, and prints.
+Writes one self-contained HTML page about trained runs or saved models: results, all figures that apply, the learned
+parameters in the paper's symbols, and the settings. It works offline, and can be printed.
 
 examples:
   multimax report runs/digits                                                   a sweep, all its methods
@@ -22,7 +22,7 @@ def add(commands: Any) -> None:
     """Adds the subcommand."""
     command = commands.add_parser(
         "report",
-        help="write one page of HTML about runs or models",
+        help="write one HTML page about runs or models",
         description=TEXT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -31,16 +31,21 @@ def add(commands: Any) -> None:
         nargs="+",
         type=Path,
         metavar="RUN",
-        help="folder of a run, of a sweep, or of a saved model of transformers, or a file of multimax table --save",
+        help="folder of a run, a sweep or a saved transformers model, or a file written by multimax table --save",
     )
     command.add_argument("--out", type=Path, default=Path("report.html"), help="report.html unless given")
-    command.add_argument("--data", help="the data to run models on, instead of the runs' own")
+    command.add_argument("--data", help="the data to run the models on, the runs' data unless given")
     command.add_argument("--preset", help=f"how the data of saved models is read, {runs.presets_in_words()}")
-    command.add_argument("--seed", type=int, help="of a sweep's runs that models are shown of, the first unless given")
     command.add_argument(
-        "--examples", type=int, default=100, help="of the test set, 100 unless given; 0 runs no model, and is quick"
+        "--seed", type=int, help="which runs of a sweep to show models of, the first seed unless given"
     )
-    command.add_argument("--quiet", action="store_true", help="no bar")
+    command.add_argument(
+        "--examples",
+        type=int,
+        default=100,
+        help="test examples for the models, 100 unless given; 0 runs none, and is quick",
+    )
+    command.add_argument("--quiet", action="store_true", help="no progress bar")
     command.set_defaults(function=report)
 
 

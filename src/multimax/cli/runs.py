@@ -31,7 +31,7 @@ SHORT = {
 
 def presets_in_words() -> str:
     """What --preset takes."""
-    return f"out of {', '.join(preset_names())}, or a file of JSON"
+    return f"one of {', '.join(preset_names())}, or a JSON file"
 
 
 def _number_or_word(text: str) -> float | str:
@@ -53,9 +53,9 @@ def _assignment(text: str) -> tuple[list[str], Any]:
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
-    """One option per setting that is one word or number, and those of both commands."""
+    """One option per setting that is a single word or number, and the options that both commands share."""
     hints = get_type_hints(Settings)
-    group = parser.add_argument_group("settings", "instead of the preset's")
+    group = parser.add_argument_group("settings", "override the preset's")
     for setting in fields(Settings):
         kind, text = hints[setting.name], str(setting.metadata["help"]).replace("%", "%%")
         if setting.name in NOT_OPTIONS or kind == dict[str, Any]:
@@ -77,11 +77,11 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
         default=[],
         type=_assignment,
         metavar="NAME=VALUE",
-        help="any other, such as trainer.weight_decay=0.1 (transformers' TrainingArguments), "
+        help="any other setting, such as trainer.weight_decay=0.1 (transformers' TrainingArguments), "
         "model.num_hidden_layers=2 (its configuration), augmentation.flip=true, attention_options.k=8",
     )
     parser.add_argument("--out", type=Path, help="folder for the results, in runs/ unless given")
-    parser.add_argument("--quiet", action="store_true", help="no bars")
+    parser.add_argument("--quiet", action="store_true", help="no progress bars")
 
 
 def settings(options: argparse.Namespace, base: Settings) -> Settings:
@@ -96,7 +96,7 @@ def settings(options: argparse.Namespace, base: Settings) -> Settings:
     if options.bf16:
         trainer["bf16"] = True
     if "num_train_epochs" in trainer and "max_steps" not in trainer:
-        trainer["max_steps"] = -1  # which would else come before the epochs
+        trainer["max_steps"] = -1  # or else it would take precedence over the epochs
     result = override(base, {**values, **({"trainer": trainer} if trainer else {})})
     if options.size:
         result = override(result, {"model": tasks.get(result.task).size(options.size)})

@@ -12,8 +12,8 @@ from multimax.experiments.settings import preset
 from multimax.experiments.tasks.loading import DataCache
 
 TEXT = """\
-Runs the methods of a table with several seeds, one run after the other. Give the same command again to go on after an
-interruption, or in a second terminal to have two at work. Then print it: multimax table FOLDER
+Runs the methods of a table with several seeds, one run after the other. Give the same command again to continue after
+an interruption, or in a second terminal to run two at a time. Then print the table: multimax table FOLDER
 
 examples:
   multimax sweep main --preset cpu-digits --seeds 10 --out runs/digits
@@ -30,16 +30,16 @@ def add(commands: Any) -> None:
         description=TEXT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    command.add_argument("table", help=f"out of {', '.join(sweeps.table_names())}, or a file of JSON")
+    command.add_argument("table", help=f"one of {', '.join(sweeps.table_names())}, or a JSON file")
     command.add_argument("--preset", required=True, help=runs.presets_in_words())
-    command.add_argument("--seeds", type=int, help="how many; the table's own number unless given")
-    command.add_argument("--methods", nargs="+", metavar="LABEL", help="only these of the table")
+    command.add_argument("--seeds", type=int, help="number of seeds, the table's default unless given")
+    command.add_argument("--methods", nargs="+", metavar="LABEL", help="only these methods of the table")
     runs.add_settings(command)
     command.set_defaults(function=sweep)
 
 
 def sweep(options: argparse.Namespace) -> int:
-    """All runs that are not over yet."""
+    """All runs that are not finished yet."""
     need_packages()
     with refusing():
         table = sweeps.load_table(options.table)
@@ -57,18 +57,20 @@ def sweep(options: argparse.Namespace) -> int:
 
         data = DataCache()
         if not (folder / sweeps.SWEEP).exists():
-            data.task(planned[0].settings)  # a mistake in the data shows before anything is written
+            data.task(planned[0].settings)  # so that a mistake in the data shows before anything is written
         if is_first():
             sweeps.note(table, base, seeds, folder)
         busy = 0
         for number, done in enumerate(sweeps.sweep(planned, progress=not options.quiet, data=data), start=1):
-            words = "at work in another process" if done.result is None else runs.in_words(done.result)
+            words = "running in another process" if done.result is None else runs.in_words(done.result)
             busy += done.status == "busy"
             if is_first():
                 print(f"{number} of {len(planned)}: {done.run.label}, seed {done.run.seed}: {words}", flush=True)
         part()
         if busy and is_first():
-            print(f"{busy} runs are at work in other processes; give the same command again when they are over")
+            print(
+                f"{busy} runs are still running in other processes; give the same command again when they have finished"
+            )
     if is_first():
         print(f"multimax table {folder}")
     return 0

@@ -16,7 +16,7 @@ Prints the results of sweeps as Markdown: mean, standard deviation, seeds, and t
 
 examples:
   multimax table runs/digits
-  multimax table runs/digits --save docs/results/digits.json      all numbers in one small file, which is read as well
+  multimax table runs/digits --save docs/results/digits.json      all numbers in one small file, which can be read back
   multimax table docs/results/digits.json --parameters "MultiMax both"
 """
 
@@ -32,20 +32,22 @@ def add(commands: Any) -> None:
     command.add_argument(
         "paths", nargs="+", type=Path, metavar="PATH", help="folder of a sweep, or a file made by --save"
     )
-    command.add_argument("--metrics", nargs="+", help="which to show, the first with its difference to the baseline")
-    command.add_argument("--baseline", help="the method to compare with, the table's own unless given")
     command.add_argument(
-        "--parameters", nargs="+", metavar="LABEL", help="also what these methods have learned, by layer"
+        "--metrics", nargs="+", help="which metrics to show, the first with its difference to the baseline"
+    )
+    command.add_argument("--baseline", help="the method to compare with, the table's default unless given")
+    command.add_argument(
+        "--parameters", nargs="+", metavar="LABEL", help="also show what these methods have learned, by layer"
     )
     command.add_argument(
         "--curves", type=Path, metavar="FILE", help="draw the sigma that this method has learned (needs matplotlib)"
     )
-    command.add_argument("--save", type=Path, metavar="FILE", help="write all numbers into one file of JSON")
+    command.add_argument("--save", type=Path, metavar="FILE", help="write all numbers into one JSON file")
     command.set_defaults(function=table)
 
 
 def table(options: argparse.Namespace) -> None:
-    """Prints, saves and draws what is asked for."""
+    """Prints, saves and draws what was asked for."""
     need_packages()
     from multimax.experiments import results
     from multimax.experiments import table as tables

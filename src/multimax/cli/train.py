@@ -12,8 +12,8 @@ from multimax.experiments import tasks
 from multimax.experiments.settings import method, preset, preset_names
 
 TEXT = """\
-Trains a model of transformers with any reweighting function in attention and output, on real data, from a preset.
-Give the same command again to go on after an interruption.
+Trains a transformers model with any reweighting function in attention and output, on real data, from a preset.
+Give the same command again to continue after an interruption.
 
 examples:
   multimax train vision                                                   softmax on digits, nothing to download
@@ -26,14 +26,14 @@ examples:
 
 
 def add(commands: Any) -> None:
-    """Adds the subcommand, with one of its own for each task."""
+    """Adds the subcommand, which has one subcommand per task."""
     looks = {"description": TEXT, "formatter_class": argparse.RawDescriptionHelpFormatter}
     command = commands.add_parser("train", help="train a model with any reweighting function", **looks)
     subcommands = command.add_subparsers(dest="task", metavar="|".join(tasks.names()), required=True)
     for spec in tasks.SPECS:
         subcommand = subcommands.add_parser(spec.name, help=spec.about, **looks)
         known = ", ".join(preset_names())
-        subcommand.add_argument("--preset", help=f"{spec.preset} unless given; out of {known}, or a file")
+        subcommand.add_argument("--preset", help=f"{spec.preset} unless given; one of {known}, or a JSON file")
         runs.add_settings(subcommand)
         subcommand.set_defaults(function=train)
 

@@ -1,4 +1,4 @@
-"""`multimax weights`: softmax beside MultiMax with the parameters that the paper's models learned."""
+"""`multimax weights`: softmax next to MultiMax with the parameters that the paper's models learned."""
 
 import argparse
 from typing import Any, NamedTuple
@@ -34,7 +34,7 @@ SHADES = " .:-=+*#%@"
 
 def add(commands: Any) -> None:
     """Adds the subcommand."""
-    text = "softmax and others beside MultiMax, with the parameters that the paper's models learned"
+    text = "compare softmax and others with MultiMax, with the parameters that the paper's models learned"
     command = commands.add_parser("weights", help=text, description=text[0].upper() + text[1:] + ".")
     command.set_defaults(function=weights)
 
@@ -42,14 +42,14 @@ def add(commands: Any) -> None:
 def _line(label: str, x: Tensor, weights: Tensor, threshold: float) -> str:
     modality = metrics.multi_modality(x, weights, threshold=threshold).item()
     sparsity = metrics.sparsity(x, weights, threshold=threshold).item()
-    # one shade per entry, on a scale of its square root: small weights are what it is about
+    # one shade per entry, by its square root: the small weights are the interesting ones
     shades = "".join(SHADES[min(int(weight**0.5 * len(SHADES)), len(SHADES) - 1)] for weight in weights.tolist())
     values = " ".join(f"{weight:.3f}" for weight in weights.tolist())
     return f"  {label:<10} {modality:6.3f} {sparsity:6.3f}  |{shades}|  {values}"
 
 
 def weights(_: argparse.Namespace) -> None:
-    """Prints them for some vectors of scores."""
+    """Prints the weights for some vectors of scores."""
     print("M is the paper's multi-modality (how close the relevant entries come to the largest), S its sparsity (how")
     print(
         "close the irrelevant ones come to zero); both are better when larger. The weights follow, shaded and printed."

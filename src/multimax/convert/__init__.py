@@ -1,4 +1,4 @@
-"""Another function instead of softmax in the models people have: torch.nn, transformers and timm."""
+"""Another function instead of softmax in existing models: torch.nn, transformers and timm."""
 
 from multimax.convert.conversion import convert_, revert_
 from multimax.convert.report import Layer, Report

@@ -1,4 +1,4 @@
-"""Another function instead of softmax, in models as people have them: the two public functions."""
+"""Another function instead of softmax in existing models: the two public functions."""
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -51,7 +51,7 @@ def _check_not_shared(outline: Outline, sites: Collection[Site]) -> None:
             names = [name for name, module in everywhere if module is site.module]
             raise ValueError(
                 "multimax: expected layers in one place each, got one module as "
-                f"{', '.join(map(repr, names))}; give each place its own, by copy.deepcopy"
+                f"{', '.join(map(repr, names))}; give each place its own copy, by copy.deepcopy"
             )
 
 
@@ -146,7 +146,7 @@ def _chosen(
 
 
 def _why_not(site: Site, recipe: Recipe) -> str | None:
-    """Why this function cannot stand in this site."""
+    """Why this function cannot be used in this site."""
     if site.why_not:
         return site.why_not
     if site.kind == "output":
@@ -155,14 +155,14 @@ def _why_not(site: Site, recipe: Recipe) -> str | None:
         return f"it takes {', '.join(site.only)} only"
     needed = recipe.heads
     if site.heads is None and (recipe.per_head or needed is not None):
-        return "how many heads it has is not known"
+        return "its number of heads is not known"
     if needed is not None and needed != site.heads:
         return f"it has {site.heads} heads, and the parameters are for {needed}"
     return None
 
 
 def _device_and_dtype(module: nn.Module, model: nn.Module) -> tuple[torch.device, torch.dtype]:
-    """Where a layer's new parameters belong. In half precision they would hardly move: they are float32 beside it."""
+    """Where a layer's new parameters belong. In half precision they would hardly move, so they are float32."""
     for owner in (module, model):
         parameter = next((p for p in owner.parameters() if p.is_floating_point()), None)
         if parameter is not None:
@@ -184,38 +184,37 @@ def convert_(
     strict: bool = True,
     probe: Mapping[str, Any] | Tensor | None = None,
 ) -> Report:
-    r"""Replaces softmax in a model by MultiMax, or by another reweighting function, in place.
+    r"""Replaces softmax in a model with MultiMax, or with another reweighting function, in place.
 
     .. math:: \operatorname{softmax}(x) \to \operatorname{softmax}(\sigma(x))
 
-    Models of torch.nn, transformers and timm, or any that are built from their attention modules: see docs/convert.md
-    for what is known to work. With ``init="identity"`` the converted model computes what it did before; training then
-    moves the new parameters, eight scalars per layer. Convert before the model is compiled, wrapped for distributed
-    training, or given to an optimizer.
+    Works on models of torch.nn, transformers and timm, and on any that are built from their attention modules: see
+    docs/convert.md for what is known to work. With ``init="identity"`` the converted model computes what it did before;
+    training then moves the new parameters, eight scalars per layer. Convert before the model is compiled, wrapped for
+    distributed training, or given to an optimizer.
 
-    The first forward checks that it came to every converted layer, and raises if it did not, so that no layer silently
-    keeps softmax. ``probe`` does so at once.
+    The first forward raises if it did not reach every converted layer, so no layer silently keeps softmax. ``probe``
+    checks this right away.
 
     Args:
         model: changed in place; its modules, weights and hooks stay the same objects.
-        where: "attention", "output", or both. In the output layer the logits are modulated, so that the model's own
-            loss, sampling and search work with MultiMax.
-        reweight: a name of :mod:`multimax.reweighting`, or one of its modules (``reweighting.TopK(8)``), of which every
-            layer gets a copy. A mapping names one function for attention and one for the output:
+        where: "attention", "output", or both. In the output layer the logits are modulated: the model's loss,
+            sampling and search then use MultiMax.
+        reweight: a name of :mod:`multimax.reweighting`, or one of its modules (``reweighting.TopK(8)``); every layer
+            gets a copy. A mapping names one function for attention and one for the output:
             ``{"attention": "entmax15", "output": "multimax"}``.
         order: order of sigma, see :class:`MultiMax`.
         per_head: one set of parameters per head of attention, not one for all.
         init: initial parameters, see :class:`MultiMax`.
         layers: full names of the layers to convert, or of modules around them; all unless given.
-        filter_fn: called as ``filter_fn(module, name)``, true for layers to convert.
-        output: full name of the output layer, an ``nn.Linear``; found unless given in models of transformers and timm.
-        strict: raise if a layer cannot be converted. If false, such layers are left with softmax, and the report lists
-            them.
+        filter_fn: called as ``filter_fn(module, name)``, true for the layers to convert.
+        output: full name of the output layer, an ``nn.Linear``; found automatically in models of transformers and timm.
+        strict: raise if a layer cannot be converted. If false, such layers keep softmax, and the report lists them.
         probe: an input, or a mapping of keyword arguments, for a forward without gradients that checks that all
             converted layers are reached. If they are not, the model is left as it was.
 
     Returns:
-        What was converted and what was left, layer by layer. On an error the model is as it was.
+        What was converted and what was left, layer by layer. On an error the model is unchanged.
 
     Example:
         >>> import torch, multimax
@@ -266,7 +265,7 @@ def _recipes(
     per_head: bool,
     init: str | tuple[Tensor, Tensor],
 ) -> dict[str, Recipe]:
-    """For each kind of layer. The options are those of the functions that are called "multimax"."""
+    """For each kind of layer. The options apply to functions given by the name "multimax"."""
     if not isinstance(reweight, Mapping):
         return dict.fromkeys(where, Recipe(reweight, order, per_head, init))
     if set(reweight) != set(where):
@@ -290,7 +289,7 @@ def _recipes(
 def _apply(
     outline: Outline, libraries: list[Library], sites: list[Site], functions: list[nn.Module], *, probe: Any = None
 ) -> tuple[Layer, ...]:
-    """Does what was planned, all of it or nothing."""
+    """Carries out the plan, all of it or nothing."""
     model = outline.model
     model.__dict__[ROOT] = True
     try:
@@ -346,11 +345,11 @@ def _checked_where(where: object) -> tuple[str, ...]:
 
 def _attach(outline: Outline, site: Site, function: nn.Module) -> Converted:
     device, dtype = _device_and_dtype(site.module, outline.model)
-    if any(parameter.is_meta for parameter in function.parameters()):  # values are still to come, as all of the model's
+    if any(parameter.is_meta for parameter in function.parameters()):  # its values, like the model's, are still to come
         device = torch.device("meta")
     function.to(device=device, dtype=dtype).train(site.module.training)
     mark = Mark(site.converter, site.kind, class_name(site.module))
-    set_mark(site.module, mark)  # first: what fails halfway is taken back by it
+    set_mark(site.module, mark)  # first: it undoes what fails halfway
     module = converter(site.converter).attach(outline.model, site, function, mark)
     if module is not site.module:
         set_mark(site.module, None)
@@ -360,7 +359,7 @@ def _attach(outline: Outline, site: Site, function: nn.Module) -> Converted:
 
 
 def revert_(model: nn.Module) -> Report:
-    """Takes back :func:`convert_`: softmax again in every layer that it converted, in place.
+    """Undoes :func:`convert_`: softmax again in every layer that it converted, in place.
 
     Args:
         model: a converted model, or one that contains converted modules.
@@ -391,7 +390,7 @@ def revert_(model: nn.Module) -> Report:
 
 
 def _revert_root(model: nn.Module, prefix: str) -> list[Layer]:
-    """Of the very module that was converted."""
+    """Reverts the module that convert_ was given."""
     outline = Outline(model)
     verification.forget(outline)
     forbid_softmax(model)

@@ -13,11 +13,11 @@ from multimax.reweighting.layer import MultiMax
 
 
 class TemperatureHead(nn.Linear):
-    r"""A linear layer whose logits are divided by a temperature, so that their softmax is softmax at it.
+    r"""A linear layer whose logits are divided by a temperature.
 
     .. math:: \operatorname{head}(h) = (h W^\top + \beta) / T
 
-    The state_dict is that of ``nn.Linear``, and ``reweight.log_temperature`` beside if the temperature is trained.
+    The state_dict has the keys of ``nn.Linear``, and ``reweight.log_temperature`` if the temperature is trained.
 
     Args:
         in_features: entries of a hidden state.
@@ -46,19 +46,19 @@ class TemperatureHead(nn.Linear):
         self.reweight = reweight
 
     def forward(self, input: Tensor) -> Tensor:
-        """Logits over the temperature."""
+        """Logits divided by the temperature."""
         return F.linear(input, self.weight, self.bias) / self.reweight.temperature
 
 
 def why_not(module: nn.Module) -> str | None:
     """Why a layer cannot be a converted head; None if it can."""
     if type(module) is not nn.Linear:
-        return f"the output layer has to be exactly nn.Linear, and is {type(module).__name__}"
+        return f"the output layer has to be exactly nn.Linear, but is {type(module).__name__}"
     return None
 
 
 class HeadConverter(Converter):
-    """Makes a linear layer a head with a function, in place: the same object, weight and bias."""
+    """Turns a linear layer into a head with a function, in place: the same object, weight and bias."""
 
     name = HEADS
 
@@ -78,8 +78,8 @@ CONVERTER = HeadConverter()
 
 
 class SameHeads:
-    """A forward pre-hook of a converted model: what resizes a vocabulary, or changes the number of classes, replaces
-    the converted output layer by a new one.
+    """A forward pre-hook of a converted model: resizing a vocabulary, or changing the number of classes, replaces the
+    converted output layer with a new one.
 
     Args:
         names: full names of the output layers.
@@ -89,7 +89,7 @@ class SameHeads:
         self.names = names
 
     def __call__(self, model: nn.Module, args: object) -> None:
-        """Raises if one of them is not the converted one."""
+        """Raises if one is no longer the converted layer."""
         for name in self.names:
             module = model.get_submodule(name)
             if mark_of(module) is None:
@@ -100,14 +100,14 @@ class SameHeads:
 
 
 def watch_heads(model: nn.Module, converted: list[Converted]) -> None:
-    """Has every forward look whether the output layers are still there."""
+    """Makes every forward check that the output layers are still the converted ones."""
     names = tuple(layer.name for layer in converted if layer.mark.kind == "output")
     if names:
         model.register_forward_pre_hook(SameHeads(names))
 
 
 def forget_heads(model: nn.Module) -> None:
-    """Takes the hook away."""
+    """Removes the hook."""
     for key, hook in list(model._forward_pre_hooks.items()):
         if isinstance(hook, SameHeads):
             model._forward_pre_hooks.pop(key, None)

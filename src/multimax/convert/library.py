@@ -1,6 +1,6 @@
 """What ``convert_`` asks of a library of models, and the list of the libraries it knows.
 
-To add a library: a file with a class made from :class:`Library`, an instance of it as ``CONVERTER``, and a line in
+To add a library: a file with a subclass of :class:`Library`, an instance of it as ``CONVERTER``, and a line in
 ``LIBRARIES``.
 """
 
@@ -13,14 +13,14 @@ from torch import nn
 from multimax.convert.outline import Outline
 from multimax.convert.sites import Converted, Mark, Site
 
-# The package that classes in a model are from, and the file that converts them: it is imported for such models only.
-# In this order: what one has found, the next leaves alone. nn.Module itself is from torch.
+# The package that classes in a model are from, and the file that converts them, which is imported only for such models.
+# In this order: the next leaves alone what one has found. nn.Module itself is from torch.
 LIBRARIES = {
     "transformers": "multimax.convert.transformers.library",
     "timm": "multimax.convert.timm",
     "torch": "multimax.convert.torch_nn",
 }
-KNOWN = "nn.MultiheadAttention, nn.Softmax, and the attention modules of transformers and timm"  # for people
+KNOWN = "nn.MultiheadAttention, nn.Softmax, and the attention modules of transformers and timm"  # in words
 HEADS = "heads"  # the converter of output layers, in models of any library
 
 
@@ -29,8 +29,8 @@ class Converter(Protocol):
 
     Attributes:
         name: the key in ``LIBRARIES``, which a layer's mark carries.
-        notes_reached: whether it sets ``mark.reached`` itself when a forward comes to a layer's function. Else a hook
-            on the layer does so, which would not notice a forward that does not call the function.
+        notes_reached: whether it sets ``mark.reached`` itself when a forward reaches a layer's function. Otherwise a
+            hook on the layer does so, which would not notice a forward that does not call the function.
     """
 
     name: ClassVar[str]
@@ -47,12 +47,12 @@ class Converter(Protocol):
             mark: its ``before`` takes what :meth:`detach` will need.
 
         Returns:
-            The module that now stands there, as a rule the same.
+            The module that is now in that place, usually the same one.
         """
 
     @abstractmethod
     def detach(self, model: nn.Module, name: str, module: nn.Module) -> None:
-        """Brings a converted layer back to what it was. It may have been attached halfway."""
+        """Restores a converted layer. It may have been attached only halfway."""
 
 
 class Library(Converter, Protocol):
@@ -60,11 +60,11 @@ class Library(Converter, Protocol):
 
     @abstractmethod
     def sites(self, outline: Outline) -> list[Site]:
-        """The modules of a model with softmax attention, those that cannot be converted too, with the reason."""
+        """The modules of a model with softmax attention, including those that cannot be converted, with the reason."""
 
     def why_not_in_code(self, cls: type) -> str | None:
-        """Why a class that computes softmax in its own code, and is none of the sites, cannot be converted, if the
-        library knows better than that it has softmax in its code."""
+        """Why a class that computes softmax in its own code, and is not one of the sites, cannot be converted, if
+        the library can say more than that it has softmax in its code."""
         return None
 
     def output_names(self, outline: Outline) -> list[str]:
@@ -76,21 +76,21 @@ class Library(Converter, Protocol):
         return None
 
     def models(self, outline: Outline) -> dict[str, nn.Module]:
-        """The modules that are models in themselves, by full name: a forward of one around them may leave them out."""
+        """The modules that are models themselves, by full name: a forward of a model around them may leave them out."""
         return {}
 
     def finish(self, outline: Outline, converted: list[Converted]) -> None:
-        """What remains to be done, beyond the layers, after a conversion, and after it has been taken back.
+        """What remains to be done, beyond the layers, after a conversion and after it has been undone.
 
         Args:
             outline: of the model.
-            converted: the layers that are converted now; none after it has been taken back.
+            converted: the layers that are converted now; none after it has been undone.
         """
         return None
 
 
 def converter(name: str) -> Converter:
-    """The converter of this name: a library, or that of output layers."""
+    """The converter of this name: a library, or the converter of output layers."""
     file = "multimax.convert.heads" if name == HEADS else LIBRARIES[name]
     found: Converter = importlib.import_module(file).CONVERTER
     return found

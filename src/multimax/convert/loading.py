@@ -10,15 +10,15 @@ from multimax.reweighting.registry import Reweighter
 
 
 def _softmax_if_missing(model: nn.Module, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
-    """Lets a model take a state_dict that is all of it but its reweighting functions: MultiMax becomes softmax, and
-    another function stays as it is. A part of a checkpoint, such as one of several files, says nothing of the rest."""
+    """Lets a model load a state_dict that lacks only its reweighting functions: MultiMax becomes softmax, and other
+    functions stay as they are. A part of a checkpoint, such as one of several files, says nothing about the rest."""
     functions = {
         n: m for n, m in model.named_modules(prefix=prefix.rstrip(".")) if isinstance(m, MultiMax | Reweighter)
     }
     new_keys = {key for name, m in functions.items() for key in m.state_dict(prefix=f"{name}.")}
     if not new_keys or any(key in state_dict for key in new_keys):
         return
-    there: dict[int | str, bool] = {}  # tied weights, of which files may hold one, count as one
+    there: dict[int | str, bool] = {}  # tied weights count as one: files may hold only one of them
     for key, value in model.state_dict(prefix=prefix, keep_vars=True).items():
         if key not in new_keys:
             same = id(value) if isinstance(value, Tensor) else key
@@ -32,12 +32,12 @@ def _softmax_if_missing(model: nn.Module, state_dict: dict[str, Tensor], prefix:
 
 
 def allow_softmax(model: nn.Module) -> None:
-    """Has the model take such a state_dict."""
+    """Lets the model load such a state_dict."""
     model.register_load_state_dict_pre_hook(_softmax_if_missing)
 
 
 def forbid_softmax(model: nn.Module) -> None:
-    """Has it raise again if keys are missing. The hook is found by its function: a handle would not survive a copy."""
+    """Lets it raise again if keys are missing. The hook is found by its function: a handle would not survive a copy."""
     for key, hook in list(model._load_state_dict_pre_hooks.items()):
         if getattr(hook, "hook", None) is _softmax_if_missing:
             model._load_state_dict_pre_hooks.pop(key, None)

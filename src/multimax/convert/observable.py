@@ -1,4 +1,4 @@
-"""Attention of any model, so that its weights can be observed."""
+"""Attention of any model, made observable."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,8 +11,8 @@ from multimax.convert.sites import marked
 
 @contextmanager
 def observable_attention(model: nn.Module) -> Iterator[None]:
-    """Attention of a model with plain softmax, computed by this library for the moment: elsewhere the weights are never
-    there to be measured."""
+    """Attention of a model with plain softmax, computed by this library for the moment: otherwise the weights never
+    exist to be measured."""
     if marked(model):  # a converted model shows all of its attention
         yield
         return

@@ -6,7 +6,7 @@ from torch import nn
 
 
 class Outline:
-    """What a conversion has to know of a model's structure. It is passed on, so that the model is walked through once.
+    """What a conversion has to know about a model's structure. It is passed on, so the model is walked only once.
 
     Args:
         model: the model.
@@ -15,7 +15,7 @@ class Outline:
         modules: each module once, by its first full name, in the order of ``named_modules``.
         types: the classes of these modules, with the name of the first module of each.
         packages: the outermost packages of these classes and of their bases.
-        repeated: names of modules that stand in several places of the model.
+        repeated: names of modules that are in several places of the model.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -50,7 +50,7 @@ def within(name: str, outer: str) -> bool:
 
 
 def around(names: Collection[str]) -> set[str]:
-    """The full names of these modules, and of all modules that they are inside of."""
+    """The full names of these modules, and of all modules around them."""
     found = {""} if names else set()
     for name in names:
         while name and name not in found:

@@ -70,7 +70,7 @@ class Recipe:
         return heads
 
     def make(self, heads: int | None) -> nn.Module:
-        """The module for a layer of so many heads."""
+        """The module for a layer with that many heads."""
         if self.per_head and self.heads is None:
             prototype = self.prototype
             assert isinstance(prototype, MultiMax)
@@ -78,13 +78,13 @@ class Recipe:
         return copy.deepcopy(self.prototype)
 
     def why_not_output(self) -> str | None:
-        """Why the function cannot stand in the output layer, after which the model itself computes softmax."""
+        """Why the function cannot be used in the output layer, after which the model itself computes softmax."""
         if self.heads is not None:
             return "an output layer has no heads"
         if self.name in ("multimax", "softmax"):
             return None
         return (
-            f"{self.name} of logits is not the softmax of other logits, and the model's own loss is that of softmax; "
+            f"{self.name} of logits is not the softmax of other logits, but the model's loss is for softmax; "
             "train with a loss of multimax.reweighting instead"
         )
 
@@ -107,5 +107,5 @@ def from_description(description: Mapping[str, Any]) -> nn.Module:
     if name == "multimax":
         options["init"] = "identity"
     if "bounds" in options:
-        options["bounds"] = tuple(options["bounds"])  # lists, after a file of JSON
+        options["bounds"] = tuple(options["bounds"])  # lists, in JSON
     return module(name, **options)

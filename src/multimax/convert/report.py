@@ -13,8 +13,8 @@ class Layer:
         kind: "attention" or "output".
         was: what it was before.
         now: what it is now, in the words of its module.
-        parameters: how many numbers to train it has gained.
-        why_left: why it was left as it was; empty for a converted layer.
+        parameters: how many trainable numbers it has gained.
+        why_left: why it was not converted; empty for a converted layer.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Report:
 
     @property
     def parameters(self) -> int:
-        """How many numbers to train the model has gained."""
+        """How many trainable numbers the model has gained."""
         return sum(layer.parameters for layer in self.layers)
 
     def __str__(self) -> str:

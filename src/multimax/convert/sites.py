@@ -1,4 +1,4 @@
-"""A place where a model has softmax, and what is said of it once it is converted."""
+"""A place where a model has softmax, and how it is marked once it is converted."""
 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ class Site:
         converter: name of what converts it, see library.py.
         heads: number of attention heads, if known.
         why_not: why it cannot be converted; None if it can.
-        only: names of the functions that can stand in it; all, if empty.
+        only: names of the functions that can be used in it; all, if empty.
     """
 
     name: str
@@ -45,8 +45,8 @@ class Mark:
         converter: name of what converted it, see library.py.
         kind: "attention" or "output".
         was: what it was, in words.
-        before: what is needed to bring it back.
-        reached: whether a forward has come to its reweighting function.
+        before: what is needed to restore it.
+        reached: whether a forward has reached its reweighting function.
     """
 
     converter: str
@@ -61,7 +61,7 @@ class Converted(NamedTuple):
 
     Args:
         name: full name in the model.
-        module: the module that stands there now.
+        module: the module that is there now.
         mark: what it carries.
     """
 
@@ -77,7 +77,7 @@ def mark_of(module: nn.Module) -> Mark | None:
 
 
 def set_mark(module: nn.Module, mark: Mark | None) -> None:
-    """Marks a module as converted, or takes the mark away."""
+    """Marks a module as converted, or removes the mark."""
     if mark is None:
         module.__dict__.pop(MARK, None)
     else:
@@ -90,7 +90,7 @@ def marked_in(outline: Outline) -> list[Converted]:
 
 
 def marked(model: nn.Module) -> list[Converted]:
-    """The same, for a single look at a model."""
+    """The same, for a model without an outline."""
     return marked_in(Outline(model))
 
 
@@ -116,7 +116,7 @@ def put_function(module: nn.Module, function: nn.Module) -> None:
 
 
 def take_function(module: nn.Module) -> None:
-    """Takes it away."""
+    """Removes it."""
     for name in NAMES:
         module._modules.pop(name, None)
 

@@ -15,7 +15,7 @@ def package(cls: type) -> str:
 
 
 def computes_softmax(cls: type) -> bool:
-    """Whether the code of a class, or what it calls beside it in its package, has softmax or attention in it."""
+    """Whether the code of a class, or functions of its package that it calls, has softmax or attention in it."""
     if cls not in _known:
         _known[cls] = any(
             TELLING & set(_names(function, package(base), set()))
@@ -28,14 +28,14 @@ def computes_softmax(cls: type) -> bool:
 
 
 def _function(member: object) -> FunctionType | None:
-    """What stands behind a method, a static method or a decorated one."""
+    """The function behind a method, a static method or a decorated one."""
     member = getattr(member, "__func__", member)
     member = inspect.unwrap(member) if callable(member) else member
     return member if isinstance(member, FunctionType) else None
 
 
 def _names(function: FunctionType, within: str, seen: set[FunctionType]) -> Iterator[str]:
-    """All names in a function's code, and in that of functions of its package which it calls by name."""
+    """All names in a function's code, and in the code of functions of its package that it calls by name."""
     seen.add(function)
     codes = [function.__code__]
     for code in codes:

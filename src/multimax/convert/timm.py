@@ -2,7 +2,7 @@
 
 A converted module has a class derived from the one it had. Its forward is timm's, with every projection, norm, rotary
 embedding and gate of the version that is installed; only the call of ``scaled_dot_product_attention``, or of softmax
-where timm has no fused branch, is redirected. A forward that does not come to exactly that call raises.
+where timm has no fused branch, is redirected. A forward that does not reach exactly that call raises.
 
 Channel attention (XCiT, DaViT, EdgeNeXt) has softmax over scores too, between channels: it is converted like any other.
 """
@@ -31,8 +31,8 @@ class Form(NamedTuple):
 
     Args:
         heads: the attribute with the number of heads; None if heads are not the dim before the queries.
-        bias: numbers that are given as the mask of scaled_dot_product_attention are a bias, part of the score.
-        scores: softmax is called on scores that include any bias, for want of a fused branch, or of dropout in it.
+        bias: numbers given as the mask of scaled_dot_product_attention are a bias, part of the score.
+        scores: softmax is called on scores that include any bias, for lack of a fused branch, or of dropout in it.
         windows: the second argument of forward is the mask of shifted windows, which timm adds to the bias.
         several: softmax is called several times in a forward, once per head.
     """
@@ -161,7 +161,7 @@ class Redirect(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """The attention, the weights, or what it would have been."""
+        """The attention, the weights, or what the call would have returned."""
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention and not self.form.scores:
             self.calls += 1
@@ -173,7 +173,7 @@ class Redirect(TorchFunctionMode):
             expected = "softmax" if self.form.scores else "scaled_dot_product_attention"
             raise RuntimeError(
                 f"multimax: expected {expected} in a converted attention module of timm, got {func.__name__}; "
-                "this version of timm computes it in another way, or a hook within it calls it"
+                "this version of timm computes it differently, or a hook within it calls it"
             )
         return func(*args, **kwargs)
 
@@ -211,7 +211,7 @@ class Redirect(TorchFunctionMode):
         if dim not in (-1, scores.ndim - 1) or kwargs.get("dtype") is not None:
             raise RuntimeError(
                 f"multimax: expected softmax over the last dim in a converted attention module of timm, got dim={dim}, "
-                f"dtype={kwargs.get('dtype')}; this version of timm computes it in another way"
+                f"dtype={kwargs.get('dtype')}; this version of timm computes it differently"
             )
         added = None if self.mask is None else self._on_batch(self.mask, scores)
         return weights_of(function_of(self.function), scores, None, added)
@@ -222,7 +222,7 @@ class Redirect(TorchFunctionMode):
 
 
 class Reweighted(nn.Module):
-    """The base class of converted attention modules, before the class that each had."""
+    """The base class of converted attention modules, before the original class of each."""
 
     original: ClassVar[type[nn.Module]]
     form: ClassVar[Form]
@@ -235,12 +235,12 @@ class Reweighted(nn.Module):
         function = function_module(self)
         assert function is not None
         redirect = Redirect(function, self.form, mask)
-        with redirect:  # torch.compile does not know what `as` would give
+        with redirect:  # torch.compile does not support `as` here
             result = self.original.forward(self, *args, **kwargs)
         if redirect.calls != 1 and not (self.form.several and redirect.calls):
             raise RuntimeError(
                 f"multimax: expected one softmax attention in a forward of timm's {self.original.__name__}, got "
-                f"{redirect.calls}; this version of timm computes it in another way"
+                f"{redirect.calls}; this version of timm computes it differently"
             )
         return result
 
@@ -277,7 +277,7 @@ class Timm(Library):
     name = "timm"
 
     def sites(self, outline: Outline) -> list[Site]:
-        """Every module of timm, or of a class made from one, that computes softmax in its own code."""
+        """Every module of timm, or of a subclass of one, that computes softmax in its own code."""
         types = {cls for cls in outline.types if any(map(_is_timm, cls.__mro__))}
         found = []
         for name, module in outline.modules.items():
@@ -299,7 +299,7 @@ class Timm(Library):
         return module
 
     def detach(self, model: nn.Module, name: str, module: nn.Module) -> None:
-        """Takes both away."""
+        """Removes both."""
         mark = mark_of(module)
         assert mark is not None
         take_function(module)
@@ -308,7 +308,7 @@ class Timm(Library):
         module.__dict__.update(mark.before)
 
     def output_names(self, outline: Outline) -> list[str]:
-        """The classifier; of a model that was distilled, both."""
+        """The classifier; both classifiers of a distilled model."""
         model = outline.model
         if not _is_timm(type(model)) or not hasattr(model, "get_classifier"):
             return []
@@ -321,9 +321,11 @@ class Timm(Library):
         """Why logits of this model cannot be modulated in this layer."""
         known_as = _known_as(type(model))
         if known_as == "models.crossvit.CrossVit" or known_as.startswith("models.efficientvim."):
-            return f"the logits of {type(model).__name__} are a mean of several layers', and sigma must come last"
+            return (
+                f"the logits of {type(model).__name__} are the mean of several layers' logits, and sigma must come last"
+            )
         if known_as == "models.volo.VOLO" and getattr(model, "aux_head", None) is not None:
-            return "VOLO adds the logits of its aux_head to those of its head, and sigma must come last"
+            return "VOLO adds the logits of its aux_head and its head, and sigma must come last"
         return None
 
 

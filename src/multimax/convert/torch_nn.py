@@ -11,7 +11,7 @@ NESTED = "_multimax_use_nested_tensor"  # what the encoder had before
 
 
 class TorchNN(Library):
-    """torch.nn. Which linear layer of a model gives the logits cannot be seen: ``output=`` has to say it."""
+    """torch.nn. Which linear layer of a model gives the logits cannot be found out: ``output=`` has to name it."""
 
     name = "torch"
 
@@ -26,14 +26,14 @@ class TorchNN(Library):
                 found.append(Site(name, module, "attention", self.name, module.num_heads, why_not))
             elif isinstance(module, nn.Softmax):
                 if not name:
-                    why_not = "the whole model is one softmax; use multimax.MultiMax() in its place"
+                    why_not = "the whole model is one softmax; use multimax.MultiMax() instead"
                 elif module.dim is None:
                     why_not = "nn.Softmax without a dim"
                 found.append(Site(name, module, "attention", self.name, None, why_not))
         return found
 
     def attach(self, model: nn.Module, site: Site, function: nn.Module, mark: Mark) -> nn.Module:
-        """Puts the function where softmax was, or gives it to the attention as a child, with a class that uses it."""
+        """Puts the function in softmax's place, or gives it to the attention as a child, with a class that uses it."""
         module = site.module
         if isinstance(module, nn.Softmax):
             function.__dict__["dim"] = module.dim
@@ -43,13 +43,13 @@ class TorchNN(Library):
         mark.before["_qkv_same_embed_dim"] = module.__dict__["_qkv_same_embed_dim"]
         module.__class__ = MultiheadAttention
         module.__dict__["_qkv_same_embed_dim"] = False  # see MultiheadAttention
-        module.__dict__["softmax_if_missing"] = False  # the whole model has a say: see loading.py
+        module.__dict__["softmax_if_missing"] = False  # the whole model decides: see loading.py
         put_function(module, function)
         module.register_module("attn_scale", None)
         return module
 
     def detach(self, model: nn.Module, name: str, module: nn.Module) -> None:
-        """Brings back what was there."""
+        """Restores the original."""
         mark = mark_of(module)
         assert mark is not None
         if "softmax" in mark.before:

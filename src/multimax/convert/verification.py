@@ -1,4 +1,4 @@
-"""Whether a forward comes to every converted layer: no layer silently keeps softmax."""
+"""Whether a forward reaches every converted layer: no layer silently keeps softmax."""
 
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -26,7 +26,7 @@ class Reached:
 
 
 class Ran:
-    """A forward hook of a model within the model, such as the one for images beside the one for text."""
+    """A forward hook of a model within the model, such as the one for images next to the one for text."""
 
     def __call__(self, module: nn.Module, args: object, output: object) -> None:
         """Notes it."""
@@ -34,8 +34,8 @@ class Ran:
 
 
 class FirstForward:
-    """A forward hook of the model: looks once whether all have been reached. Models in it that did not run at all, as
-    the one for images in a batch of text, are looked at when they do."""
+    """A forward hook of the model: checks once that all layers have been reached. Models in it that did not run at all,
+    such as the one for images in a batch of text, are checked when they do."""
 
     def __call__(self, model: nn.Module, args: object, output: object) -> None:
         """Raises if not."""
@@ -56,9 +56,9 @@ class FirstForward:
 
 def _unreached(model: nn.Module, names: list[str]) -> RuntimeError:
     return RuntimeError(
-        f"multimax: expected the first forward of {type(model).__name__} to come to every converted layer, got none to "
-        f"{', '.join(map(repr, names))}; these would be something else than reported. Take the conversion back with "
-        "multimax.revert_ and leave them out (layers=, filter_fn=), or begin with an input that needs them"
+        f"multimax: expected the first forward of {type(model).__name__} to reach every converted layer, got none to "
+        f"{', '.join(map(repr, names))}; these are not what the report says. Undo the conversion with "
+        "multimax.revert_ and leave them out (layers=, filter_fn=), or start with an input that needs them"
     )
 
 
@@ -70,7 +70,7 @@ def _drops_layers(outline: Outline) -> bool:
 
 
 def _not_reached(converted: list[Converted]) -> list[str]:
-    """Converted layers that no forward has come to."""
+    """Converted layers that no forward has reached."""
     return [layer.name for layer in converted if not layer.mark.reached]
 
 
@@ -81,7 +81,7 @@ def _parts(outline: Outline, libraries: list[Library], converted: list[Converted
 
 
 def expect(outline: Outline, libraries: list[Library], converted: list[Converted]) -> None:
-    """Has the first forward look."""
+    """Makes the first forward check."""
     for name in _parts(outline, libraries, converted):
         outline.modules[name].register_forward_hook(Ran())
     for layer in converted:
@@ -91,7 +91,7 @@ def expect(outline: Outline, libraries: list[Library], converted: list[Converted
 
 
 def forget(outline: Outline) -> None:
-    """Takes the hooks away. By their kind: handles would not survive a deepcopy."""
+    """Removes the hooks, by their type: handles would not survive a deepcopy."""
     for module in outline.modules.values():
         module.__dict__.pop(RAN, None)
         for key, hook in list(module._forward_hooks.items()):
@@ -109,7 +109,7 @@ def check_probe(inputs: object) -> None:
 
 @torch.no_grad()
 def probe(model: nn.Module, inputs: Mapping[str, Any] | Tensor) -> None:
-    """A forward in evaluation that looks at once; training mode and random numbers stay as they are."""
+    """A forward in evaluation that checks right away; training mode and random numbers do not change."""
     devices = {p.device for p in model.parameters() if p.device.type not in ("cpu", "meta")}
     with ExitStack() as context:
         context.enter_context(torch.random.fork_rng([]))

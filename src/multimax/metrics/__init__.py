@@ -1,4 +1,4 @@
-"""The paper's measures, of weights and of features, and the collector that takes them of every attention layer."""
+"""The paper's measures, of weights and of features, and the collector that takes them from every attention layer."""
 
 from multimax.metrics.collect import MEASURES, collect
 from multimax.metrics.features import mean_average_distance, patch_similarity

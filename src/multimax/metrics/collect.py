@@ -55,7 +55,7 @@ class _Options:
 
 @dataclass
 class _Frame(Frame):
-    """A module that is running, and what the attentions in it have left to do."""
+    """A module that is running, and what the attentions in it still have to do."""
 
     reported: bool = False  # some attention in it, or in a module that it called
     runs: int = 0  # attentions that it called itself
@@ -66,7 +66,7 @@ class _Frame(Frame):
 
 
 class _Collector:
-    """Takes what is reported by the modules that run, and keeps the numbers."""
+    """Receives what the running modules report, and keeps the numbers."""
 
     def __init__(self, model: nn.Module, options: _Options) -> None:
         self.options, self.measures = options, options.measures
@@ -98,7 +98,7 @@ class _Collector:
             self.add_features(frame, output)
 
     def look_at(self, frame: _Frame, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: object) -> None:
-        """Takes the scores of modules that do not report themselves."""
+        """Takes the scores of modules that do not report them."""
         module, wanted = frame.module, self.options.layers
         if sources.is_function(module):
             source = sources.of_function(module, args, kwargs, output)
@@ -233,29 +233,29 @@ def collect(
 ) -> Iterator[AttentionStatistics]:
     r"""Gathers measures of every attention layer while a model runs, over as many batches as it is given.
 
-    For each head and for each layer as a whole: mean, standard deviation and number, in float64. Scores are looked at a
-    few queries at a time and not kept. What the model returns, its gradients, its random numbers and its settings stay
-    as they are without: weights are computed again beside it, and all hooks are gone after the context, also when the
-    model raises. Only evaluation without gradients in ``nn.TransformerEncoderLayer`` differs, by rounding, since its
-    fast path lets nobody look and is not taken.
+    For each head and for each layer as a whole: mean, standard deviation and number, in float64. Scores are read a
+    few queries at a time and not kept. The model's results, gradients, random numbers and settings do not change:
+    weights are computed separately, and all hooks are removed after the context, also when the model raises. Only
+    evaluation without gradients in ``nn.TransformerEncoderLayer`` differs, by rounding, since its fast path cannot be
+    observed and is not taken.
 
-    Attention is seen
+    Attention is observed
 
     - in :func:`multimax.multimax_attention`, :func:`multimax.multimax_attention_varlen` and
       :func:`multimax.reweighting.attention`, called from any module, so also in :class:`multimax.MultiheadAttention`;
-    - in modules that map scores to weights: :class:`multimax.MultiMax`, those of ``multimax.reweighting``, and
-      ``nn.Softmax`` where its output has at least three dims or ``layers`` names it. With four dims or more, the third
-      from the end is that of the heads;
+    - in modules that map scores to weights: :class:`multimax.MultiMax`, the modules of ``multimax.reweighting``,
+      and ``nn.Softmax`` where its output has at least three dims or ``layers`` names it. With four dims or more, the
+      third from the end is the heads;
     - in ``nn.MultiheadAttention``;
     - in modules with "Attention" in the name of their class that return their weights, (B, H, Lq, Lk), after their
-      result, as those of transformers do with eager attention. There the scores are the logarithm of the weights,
+      result, as in transformers with eager attention. There the scores are the logarithm of the weights,
       which differ from them by a constant per row: a given ``threshold`` has no meaning then.
 
-    Where one of them contains another, the innermost counts. Code under ``torch.compile`` cannot be seen. What a
-    checkpoint computes again in the backward counts once.
+    Where one contains another, the innermost counts. Code under ``torch.compile`` cannot be observed. What a checkpoint
+    computes again in the backward counts once.
 
-    Keys that are masked count nowhere, nor do queries without any key, nor rows where a measure is not defined (see
-    each), so that the counts of two measures may differ. Rows with NaN are counted (``nan_rows``) and are in no mean.
+    Masked keys do not count, nor do queries without any key, nor rows where a measure is not defined (see each), so the
+    counts of two measures may differ. Rows with NaN are counted (``nan_rows``), but are in no mean.
 
     Args:
         model: any module; only what runs inside it counts.
@@ -263,24 +263,24 @@ def collect(
             each row of weights; histogram of all weights (:class:`LogHistogram`); patch_similarity and
             mean_average_distance of the output of the block that the layer is in, without the positions that no query
             can see, which are padding; and rollout_discrepancy, of self-attention of one length in a stack of blocks,
-            begun anew at each call of the model. Where one does not apply it is missing, and ``left_out`` says why.
+            restarted at each call of the model. A measure that does not apply is missing, and ``left_out`` says why.
             A block is an element of the closest ``nn.ModuleList`` or ``nn.Sequential`` with the same kind of layer in
             another element; else the closest element of one around the layer; else the layer itself.
-        layers: full names of the modules to look at, all unless given.
+        layers: full names of the modules to observe, all unless given.
         threshold: of multi_modality and sparsity; each row's mean score unless given.
         reference: s of sparsity; each row's smallest weight by softmax unless given.
         support_threshold: the weight above which an entry counts in support.
         k: how many entries top_mass adds up.
         residual: the residual connection in rollout_discrepancy, see :class:`Rollout`.
-        histogram: makes a layer's histogram, for other bins than the usual.
+        histogram: makes a layer's histogram, for bins other than the default.
         on_weights: called as ``on_weights(layer, weights, mask)`` for every few queries of every attention: the full
             name of the layer; the weights before dropout, (B, H, some of the Lq, Lk), without a graph and in float32 or
-            better; and, of that shape, True where a key takes part. Queries come in order, so that
-            ``torch.cat(blocks, 2)`` has all of one attention. What it returns is not used. With it, measures may be
+            better; and, of that shape, True where a key takes part. Queries come in order:
+            ``torch.cat(blocks, 2)`` has all of one attention. Its return value is not used. With it, measures may be
             ``()``, for the weights alone.
 
     Returns:
-        A context manager that gives an :class:`AttentionStatistics`, which fills while the model runs: a
+        A context manager that gives an :class:`AttentionStatistics`, which is filled while the model runs: a
         :class:`LayerStatistics` by the full name of each layer that has run, in order of execution.
 
     Example:

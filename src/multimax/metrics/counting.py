@@ -17,7 +17,7 @@ from multimax.reweighting.layer import MultiMax
 
 def operations_per_score(order: int = 2, terms: str = "both") -> int:
     """The paper's count for one entry: two subtractions, two maxima, two products and one addition for each order, and
-    the residual addition; 15 at order 2. With one term off it is one of each, and no addition of the two.
+    the residual addition; 15 at order 2. With one term off it is one of each, without the addition.
 
     Example:
         >>> from multimax.metrics.counting import operations_per_score
@@ -88,7 +88,7 @@ def _watched(model: nn.Module, layers: dict[str, LayerCount]) -> Iterator[None]:
     parents = {name: name.rpartition(".")[0] for name in layers if name}
 
     def add(scores: int, order: int | None = None) -> None:
-        """To the MultiMax that runs, or that belongs to the innermost module which runs and has one."""
+        """Adds to the MultiMax that is running, or that belongs to the innermost running module that has one."""
         for frame in reversed(running.frames):
             near = [layer for name, layer in layers.items() if frame.name == name or parents.get(name) == frame.name]
             same_order = [layer for layer in near if order in (None, layer.order)]
@@ -120,7 +120,7 @@ def count(model: nn.Module, *args: Any, **kwargs: Any) -> Count:
 
     Args:
         model: any module with :class:`MultiMax` in it.
-        args: what to call the model with, for its operations; without, only parameters are counted.
+        args: what to call the model with, for its operations; if not given, only parameters are counted.
         kwargs: likewise, by name.
 
     Returns:

@@ -1,4 +1,4 @@
-"""A model in evaluation mode for a while."""
+"""A model temporarily in evaluation mode."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from torch import nn
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Sets a model to evaluation mode; afterwards each of its modules is in the mode that it was in.
+    """Sets a model to evaluation mode; afterwards each of its modules is back in its previous mode.
 
     Args:
         model: the model.

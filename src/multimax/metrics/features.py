@@ -11,13 +11,13 @@ from multimax.ops.dtypes import compute_dtype
 
 
 def _cosines(features: Tensor, part: Tensor | None) -> Tensor:
-    """The cosine of every pair of patches, (..., n, n), 0 where one of them is zero or does not take part."""
+    """The cosine of every pair of patches, (..., n, n), 0 where one is zero or does not take part."""
     features = features.to(compute_dtype(features.dtype))
     if part is not None:  # not by multiplication: what is left out may be NaN
         features = torch.where(part[..., None], features, 0)
     if features.shape[-1] == 0:
         return features.new_zeros(*features.shape[:-1], features.shape[-2])
-    # scaled first, since the squares of large features overflow and those of small ones vanish
+    # scaled first, since squares of large features overflow and squares of small ones underflow
     largest = features.abs().amax(-1, keepdim=True)
     features = features / torch.where(largest > 0, largest, 1)
     length = torch.linalg.vector_norm(features, dim=-1, keepdim=True)
@@ -67,9 +67,9 @@ def mean_average_distance(features: Tensor, mask: Tensor | None = None) -> Tenso
     .. math:: \frac{1}{|R|} \sum_{i \in R} \frac{1}{|T_i|} \sum_{j \in T_i} D_{ij}, \qquad
         D_{ij} = 1 - \frac{h_i^\top h_j}{\lVert h_i \rVert \lVert h_j \rVert}
 
-    where :math:`T_i` are the targets of patch i, all other patches unless a mask says less, and :math:`R` the patches
+    where :math:`T_i` are the targets of patch i, all others unless a mask restricts them, and :math:`R` the patches
     that have any. Chen et al. divide by the number of nonzero entries, which is the same unless two patches are exactly
-    parallel; here such a pair counts, with distance 0, so that the value does not jump where patches become equal.
+    parallel; here such a pair counts, with distance 0, so the value does not jump where patches become equal.
 
     Args:
         features: (..., n, d).
@@ -96,7 +96,7 @@ def mean_average_distance(features: Tensor, mask: Tensor | None = None) -> Tenso
     part = None
     if targets is not None:
         pairs = pairs & targets
-        part = pairs.any(-1) | pairs.any(-2)  # what is in no pair may hold anything, even NaN
+        part = pairs.any(-1) | pairs.any(-2)  # patches in no pair may hold anything, even NaN
     distances = torch.where(pairs, 1 - _cosines(features, part), 0).sum(-1)  # (..., n)
     counts = pairs.sum(-1)
     rows = torch.where(counts > 0, distances / counts, 0).sum(-1)

@@ -14,8 +14,8 @@ class LogHistogram:
 
     Bin i holds the weights w with ``edges[i] <= w < edges[i + 1]``. What fits no bin has separate counters: ``zeros``
     for exact zeros, ``below`` for the rest below the first edge, ``above`` for the last edge and all above it (with
-    ``high=1`` these are the weights of 1), and ``nans``, which are not in ``total``. Values are compared in float64, in
-    which every other dtype is exact.
+    ``high=1`` these are the weights of 1), and ``nans``, which are not in ``total``. Values are compared in float64,
+    which represents every other dtype exactly.
 
     Args:
         low: the first edge, above 0.
@@ -59,7 +59,7 @@ class LogHistogram:
         nans = values.isnan()
         places = torch.bucketize(values, self.edges.to(values.device), right=True)  # 0 below, bins + 1 from high on
         zeros = values == 0
-        # two places more, so that one pass counts all
+        # two more places, so that one pass counts all
         bins = len(self.counts)
         places = torch.where(nans, bins + 3, torch.where(zeros, bins + 2, places))
         found = torch.bincount(places, minlength=bins + 4).cpu()
@@ -81,7 +81,7 @@ class LogHistogram:
         """The share of weights smaller than each threshold.
 
         Args:
-            thresholds: of the range from the first to the last edge; the edges unless given. At an edge the share is
+            thresholds: in the range from the first to the last edge; the edges unless given. At an edge the share is
                 exact; between two, it is interpolated on the logarithmic scale.
 
         Returns:

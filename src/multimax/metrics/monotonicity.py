@@ -43,7 +43,7 @@ def _turns(polynomial: Polynomial) -> list[float]:
     *others, leading = derivative
     companion = torch.diag(torch.ones(degree - 1, dtype=torch.float64), -1)
     companion[:, -1] = torch.tensor([-lower / leading for lower in others], dtype=torch.float64)
-    if not companion.isfinite().all():  # the leading term is nothing beside the others
+    if not companion.isfinite().all():  # the leading term is negligible
         return _turns(polynomial[:-1])
     roots: list[float] = torch.linalg.eigvals(companion).real.tolist()
     return roots
@@ -55,8 +55,8 @@ def least_slope(coefs: Tensor, knots: Tensor, low: float, high: float) -> tuple[
     .. math:: \min_{low \le x \le high} \sigma'(x), \qquad
         \sigma'(x) = 1 - \sum_n n\, c_n \max(b_n - x, 0)^{n-1} + \sum_n n\, e_n \max(x - d_n, 0)^{n-1}
 
-    Between two neighbouring knots the slope is a polynomial of degree N - 1, so that its minimum is at an end or where
-    its derivative has a root: found for any order, up to the rounding of float64, and not by sampling. At a knot of the
+    Between two neighbouring knots the slope is a polynomial of degree N - 1, so its minimum is at an end or where its
+    derivative has a root: exact for any order, up to the rounding of float64, and not by sampling. At a knot of the
     first order, where the slope jumps, both sides count.
 
     Args:
@@ -83,7 +83,7 @@ def least_slope(coefs: Tensor, knots: Tensor, low: float, high: float) -> tuple[
     least = (math.inf, float(low))
     for left, right in pairwise([float(low), *inside, float(high)]):
         slope = _slope(c, k, left, (left + right) / 2)
-        # a point that is no minimum does no harm, so that roots need not be told apart from nearly real ones
+        # a point that is not a minimum does no harm, so roots need not be told apart from nearly real ones
         for t in [0.0, right - left, *(turn for turn in _turns(slope) if 0 < turn < right - left)]:
             least = min(least, (_value(slope, t), min(left + t, right)))
     return least

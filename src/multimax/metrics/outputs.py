@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Positions(NamedTuple):
-    """The positions of one attention: the shape of its scores, and which of them any query could see."""
+    """The positions of one attention: the shape of its scores, and which positions any query could see."""
 
     shape: tuple[int, ...]  # (B, H, Lq, Lk)
     seen: Tensor | None  # (B, Lk)
@@ -24,7 +24,7 @@ class Sequences(NamedTuple):
 
 
 def first_tensor(output: object) -> Tensor | None:
-    """The first tensor in what a module returned, which may be a tuple, a mapping, or such within such."""
+    """The first tensor in what a module returned, which may be a tuple, a mapping, or nested ones."""
     if isinstance(output, Tensor):
         return output
     if isinstance(output, Mapping):
@@ -49,7 +49,7 @@ def sequences(output: object, attentions: Sequence[Positions], batch_first: bool
         features = features.transpose(0, 1)
     if features.ndim != 3:
         return []
-    if others:  # packed sequences, or who knows what
+    if others:  # packed sequences, or something unknown
         lengths = [queries for _, _, queries, _ in (attention.shape for attention in attentions)]
         packed = len(features) == 1 and features.shape[1] == sum(lengths)
         return [Sequences(part, None) for part in features.split(lengths, 1)] if packed else [Sequences(features, None)]

@@ -39,8 +39,8 @@ class Places:
     def of(self, name: str) -> Place:
         """Block and stack of a layer.
 
-        The stack is the closest list that has the same kind of layer at the same place in another element, which the
-        list of a block's parts has not. In a model of one layer it is the closest list above the layer, if any.
+        The stack is the closest list that has the same kind of layer at the same place in another element, unlike
+        the list of a block's parts. In a model of one layer it is the closest list above the layer, if any.
         """
         if name not in self._found:
             self._found[name] = self._search(name)
@@ -48,7 +48,7 @@ class Places:
 
     def _search(self, name: str) -> Place:
         above = list(self._elements(name))
-        # a list of the layers themselves comes last, since its elements may as well run side by side, as heads do
+        # a list of the layers themselves comes last, since its elements may also run in parallel, as heads do
         for element in sorted(above, key=lambda element: not element.path):
             for index in self.modules[element.container]._modules:
                 other = ".".join(part for part in (element.container, index, element.path) if part)

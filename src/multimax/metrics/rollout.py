@@ -1,4 +1,4 @@
-"""Attention rollout: how the attention of one layer after the other adds up.
+"""Attention rollout: how attention adds up, layer by layer.
 
 Shapes: L positions, H heads, after any number of batch dims.
 """
@@ -25,9 +25,9 @@ class Rollout:
     .. math:: R_1 = \tilde A_1, \qquad R_l = \tilde A_l R_{l-1}, \qquad \tilde A = \tfrac{1}{2} A + \tfrac{1}{2} I
 
     Args:
-        residual: add the residual connection, :math:`I`, and divide each row by its sum, so that it sums to 1 again; a
-            row of zeros, whose query has no keys, becomes that of :math:`I`. Without it :math:`\tilde A = A`.
-        heads_dim: the dim of the heads in the maps, over which they are averaged; None for maps without.
+        residual: add the residual connection, :math:`I`, and divide each row by its sum, so it sums to 1 again; a row
+            of zeros, whose query has no keys, becomes the row of :math:`I`. Without it :math:`\tilde A = A`.
+        heads_dim: the dim of the heads in the maps, over which they are averaged; None for maps without heads.
 
     Example:
         >>> import torch
@@ -59,7 +59,7 @@ class Rollout:
         return self.map
 
     def discrepancy(self, attention: Tensor) -> Tensor:
-        r"""How far the rollout, as it is now, is from a single layer's map: see :func:`rollout_discrepancy`."""
+        r"""How far the current rollout is from a single layer's map: see :func:`rollout_discrepancy`."""
         layer = _one_map(attention, self.heads_dim)
         distances = (checks.begun(self.map) - layer).abs().sum(-1) / 2  # (..., L)
         some = layer.sum(-1) != 0
@@ -67,7 +67,7 @@ class Rollout:
 
 
 def rollout(attentions: Iterable[Tensor], *, residual: bool = True, heads_dim: int | None = None) -> list[Tensor]:
-    r"""Attention rollout: the attention of all layers up to each, multiplied.
+    r"""Attention rollout: for each layer, the product of the attention of all layers up to it.
 
     .. math:: R_1 = \tilde A_1, \qquad R_l = \tilde A_l R_{l-1}, \qquad \tilde A = \tfrac{1}{2} A + \tfrac{1}{2} I
 
@@ -112,7 +112,7 @@ def rollout_discrepancy(
 
     Returns:
         One tensor (...) per layer, one value for each of the maps of the batch, in [0, 1]. Queries without keys, whose
-        row is all zeros, do not count; where all are such, NaN.
+        row is all zeros, do not count; NaN if no others are left.
 
     Example:
         >>> import torch

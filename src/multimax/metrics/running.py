@@ -1,4 +1,4 @@
-"""Which modules of a model are running: known by hooks, also where one of them raises."""
+"""Which modules of a model are running: tracked by hooks, also where one raises."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -22,7 +22,7 @@ Left = Callable[[FrameT, tuple[Any, ...], Mapping[str, Any], object], None]
 
 
 def in_backward() -> bool:
-    """Whether a backward is running: a forward in it is a checkpoint's, which computes its part a second time."""
+    """Whether a backward is running: a forward in it comes from a checkpoint that computes its part a second time."""
     return torch._C._current_graph_task_id() != -1
 
 
@@ -33,7 +33,7 @@ class RunningModules(Generic[FrameT]):
 
     Args:
         names: the modules to follow, each with the name its frame gets.
-        frame: makes a module's frame, of :class:`Frame` or of a class with more in it.
+        frame: makes a module's frame: :class:`Frame` or a subclass.
         left: called as ``left(frame, args, kwargs, output)`` after a module's forward, while its frame is still the
             innermost; not where the forward raised or returned None.
 
@@ -86,7 +86,7 @@ class RunningModules(Generic[FrameT]):
         if not places or in_backward():
             return
         *_, last = places
-        # frames beyond it are of modules that a hook of somebody else's broke off before ours could see it
+        # frames beyond it belong to modules that a foreign hook interrupted before ours could see it
         del self.frames[last + 1 :]
         try:
             if self.left is not None and output is not None:

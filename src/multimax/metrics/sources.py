@@ -1,4 +1,4 @@
-"""Where scores and weights come from in modules that are not ours to report: softmax by any other name.
+"""Where scores and weights come from in modules that do not report them: softmax in all its forms.
 
 Shapes: B batches, H heads, Lq queries, Lk keys, E entries of all heads.
 """
@@ -26,7 +26,7 @@ def is_function(module: nn.Module) -> bool:
 
 
 def _four_dims(t: Tensor, dim: int) -> Tensor:
-    """(B, H, Lq, Lk), with 1 for what there is not; the function's dim last, heads on the third from the end."""
+    """(B, H, Lq, Lk), with 1 for missing dims; the function's dim last, heads on the third from the end."""
     t = t.movedim(dim, -1)
     t = t.reshape(*[1] * (3 - t.ndim), *t.shape) if t.ndim < 3 else t
     return t[:, None] if t.ndim == 3 else t.flatten(0, -4)
@@ -39,7 +39,7 @@ def of_function(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
     if not isinstance(x, Tensor) or not isinstance(output, Tensor) or x.shape != output.shape or x.ndim == 0:
         return None
     dim = getattr(module, "dim", -1)
-    if not isinstance(dim, int):  # nn.Softmax() without one, as torch chooses it
+    if not isinstance(dim, int):  # nn.Softmax() without a dim: torch's choice
         dim = 0 if x.ndim in (1, 3) else 1
     part = masking.takes_part(x)
     if isinstance(mask, Tensor) and mask.dtype == torch.bool:
@@ -83,8 +83,8 @@ def _softmax_blocks(query: Tensor, key: Tensor, masks: list[Tensor]) -> Iterator
 def of_torch(module: nn.MultiheadAttention, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Source, bool]:
     """torch.nn.MultiheadAttention, and whether it is cross attention.
 
-    Computed beside what the module does, from the arguments of the call: asking the module itself for its weights would
-    take another path through it, with other rounding and other random numbers for dropout, and give them after dropout.
+    Computed separately, from the arguments of the call: asking the module itself for its weights would take another
+    path through it, with different rounding and different random numbers for dropout, and give them after dropout.
     """
     names = ("query", "key", "value", "key_padding_mask", "need_weights", "attn_mask")
     given = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -128,7 +128,7 @@ def _of_weights(weights: Tensor) -> Source:
 
 
 def of_output(module: nn.Module, output: object) -> Source | None:
-    """A module that returns its weights, (B, H, Lq, Lk), after its result, as those of transformers do.
+    """A module that returns its weights, (B, H, Lq, Lk), after its result, as in transformers.
 
     Scores are the logarithm of the weights, which for softmax are the scores up to a constant per row; entries of
     weight zero count as masked.
@@ -140,7 +140,7 @@ def of_output(module: nn.Module, output: object) -> Source | None:
             continue
         weights = weights.detach().to(compute_dtype(weights.dtype))
         total = weights.sum(-1)
-        # a position bias, which T5 returns in this place, is no distribution
+        # a position bias, which T5 returns in this place, is not a distribution
         if bool((weights < 0).any()) or not bool((total != 0).any()):
             continue
         if bool(((total - 1).abs() <= 0.02).logical_or(total == 0).logical_or(total.isnan()).all()):

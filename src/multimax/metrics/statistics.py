@@ -11,21 +11,21 @@ from multimax.metrics.histogram import LogHistogram
 
 
 def _plain(value: float) -> float | None:
-    """A number as JSON has it, which knows no NaN."""
+    """A number for JSON, which has no NaN."""
     return value if math.isfinite(value) else None
 
 
 class Moments:
     """Number, mean and standard deviation of values that come in batches, for each head and for all, in float64.
 
-    The standard deviation is that of the values seen, not an estimate for others: divided by their number.
+    The standard deviation describes the values seen (divided by their number); it is not an estimate for others.
 
     Example:
         >>> import torch
         >>> from multimax.metrics import Moments
         >>> moments = Moments()
         >>> moments.update(torch.tensor([[[1.0, 3.0], [5.0, 5.0]]]))  # two heads, two values each
-        >>> moments.update(torch.tensor([[[5.0], [float("nan")]]]))  # NaN is no value
+        >>> moments.update(torch.tensor([[[5.0], [float("nan")]]]))  # NaN does not count
         >>> moments.mean, moments.count, moments.head_means, moments.head_counts
         (3.8, 5, [3.0, 5.0], [3, 2])
     """
@@ -98,7 +98,7 @@ class Moments:
         return stds
 
     def as_dict(self) -> dict[str, object]:
-        """Plain Python numbers; None for what there is not. Heads only if there are several."""
+        """Plain Python numbers; None for what is missing. Heads only if there are several."""
         found: dict[str, object] = {"mean": _plain(self.mean), "std": _plain(self.std), "count": self.count}
         if len(self._count) > 1:
             found["heads"] = {
@@ -114,11 +114,11 @@ class LayerStatistics:
     """The measures of one attention layer."""
 
     name: str  # the full name of the module; "" for the model itself
-    rows: int = 0  # queries of all heads and batches that have keys, NaN among them or not
+    rows: int = 0  # queries of all heads and batches that have keys, with or without NaN
     nan_rows: int = 0  # those with a NaN among their scores or weights, which are in no mean
     measures: dict[str, Moments] = field(default_factory=dict)
     histogram: LogHistogram | None = None
-    left_out: dict[str, str] = field(default_factory=dict)  # measures that were not, or not always, taken, and why
+    left_out: dict[str, str] = field(default_factory=dict)  # measures that were never, or not always, taken, and why
 
     def __getitem__(self, measure: str) -> Moments:
         """The numbers of one measure."""
@@ -172,7 +172,7 @@ class AttentionStatistics:
         return f"{moments.mean:.4f} ± {moments.std:.4f}" if moments is not None and moments.count else "-"
 
     def table(self) -> str:
-        """A Markdown table: mean ± standard deviation of every measure, and below it what to know of it."""
+        """A Markdown table: mean ± standard deviation of every measure, and below it remarks on what was left out."""
         heads = [f"weights < {SMALL:g}" if name == "histogram" else name for name in self.measures]
         lines = [["layer", "rows", *heads]]
         for name, layer in self.layers.items():
@@ -196,5 +196,5 @@ class AttentionStatistics:
         return {name: layer.as_dict() for name, layer in self.layers.items()}
 
     def __repr__(self) -> str:
-        """How much there is, and of what."""
+        """The number of layers, and the measures."""
         return f"AttentionStatistics({len(self)} layers, {', '.join(self.measures)})"

@@ -11,14 +11,14 @@ from multimax.ops.dtypes import compute_dtype
 
 
 def _per_row(value: float | Tensor, rows: torch.Size, like: Tensor) -> Tensor:
-    """A number for all rows, or one per row, to compare with `like`, whose last dim is that of the function."""
+    """A number for all rows, or one per row, to compare with `like`, whose last dim is the function's."""
     value = torch.as_tensor(value, dtype=like.dtype, device=like.device)
     checks.one_or_per_row(value, rows)
     return value.reshape(()) if value.numel() == 1 else value[..., None]
 
 
 def _taking_part(x: Tensor, mask: Tensor | None) -> Tensor:
-    """True for the entries that count, by the mask and by their value; a NaN does."""
+    """True for the entries that count, by the mask and by their value; a NaN counts."""
     mask = checks.mask_for(x, mask)
     part = masking.takes_part(x)
     return part if mask is None else part & mask
@@ -130,7 +130,7 @@ def sparsity(
         reference = torch.where(part, softmax, 1).amin(-1)
     scale = _per_row(reference, x.shape[:-1], x)
     irrelevant = part & (x < epsilon)
-    # the exponent of the definition is -weight / s; an entry that weighs nothing scores 1 even where s underflows to 0
+    # the exponent of the definition is -weight / s; an entry of weight 0 scores 1 even where s underflows to 0
     scores = torch.where(weights == 0, 1, torch.exp(-weights / scale))
     return torch.where(broken, torch.nan, torch.where(irrelevant, scores, 0).sum(-1) / irrelevant.sum(-1))
 
@@ -190,7 +190,7 @@ def top_mass(weights: Tensor, k: int, *, dim: int = -1) -> Tensor:
 
     Args:
         weights: the output of a reweighting function.
-        k: how many entries, at least 1. More than there are is the whole row.
+        k: how many entries, at least 1. If there are fewer, the whole row.
         dim: the dim along which the weights sum to 1.
 
     Returns:

@@ -18,27 +18,27 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     .. math:: \operatorname{head}_h = \phi(Q_h K_h^\top / \sqrt{d})\, V_h
 
-    Signature, defaults, behaviour and state_dict keys are torch's, and two keys come on top: ``multimax.coefs`` and
+    Signature, defaults, behaviour and state_dict keys are torch's, with two more keys: ``multimax.coefs`` and
     ``multimax.knots``. A state_dict of torch's module loads, and then gives torch's results: zero coefs is softmax. A
     query for which no key is left gets zeros, where torch has NaN.
 
-    With another function than MultiMax, its parameters, if it has any, are found under ``reweight.``, and those of
-    AttnScale under ``attn_scale.``; both start at what a state_dict of torch's module leaves them at.
+    The parameters of another function, if it has any, are under ``reweight.``, and AttnScale's under ``attn_scale.``;
+    loading a state_dict of torch's module leaves both at their initial values.
 
-    It can stand in ``nn.TransformerEncoderLayer``, ``nn.TransformerDecoderLayer`` and ``nn.Transformer``, in training
+    It can be used in ``nn.TransformerEncoderLayer``, ``nn.TransformerDecoderLayer`` and ``nn.Transformer``, in training
     and in evaluation: their fast path for evaluation, which reads the weights and calls no attention module, does not
     take a layer with this module.
 
     Args:
-        embed_dim: as in torch, like all that is not listed here.
+        embed_dim: as in torch, like everything that is not listed here.
         num_heads: likewise.
         order: order of sigma, see :class:`MultiMax`.
         terms: terms of sigma, see :class:`MultiMax`.
-        per_head: parameters for each head, not one set for all.
+        per_head: separate parameters for each head, not one set for all.
         init: initial parameters, see :class:`MultiMax`.
         monotone: keep sigma non-decreasing, see :class:`MultiMax`.
         reweight: the function: "multimax", another name of :mod:`multimax.reweighting` with its default options, or a
-            module of it, such as ``reweighting.TopK(8)``. The five options above are those of MultiMax.
+            module of it, such as ``reweighting.TopK(8)``. The five options above are for MultiMax.
         attn_scale: scale the high-pass part of each head's weights by a trained factor, see
             :class:`multimax.oversmoothing.AttnScale`. The weights are then computed in blocks, not fused.
 
@@ -93,7 +93,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         )
         checks.flag("per_head", per_head)
         checks.flag("attn_scale", attn_scale)
-        # What torch's encoder layers ask before they take their fast path, which would pass this module by.
+        # What torch's encoder layers check before they take their fast path, which would bypass this module.
         self._qkv_same_embed_dim = False
         if isinstance(reweight, str) and reweight == "multimax":
             self.multimax = MultiMax(
@@ -118,8 +118,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         self._qkv_same_embed_dim = before
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: object) -> None:
-        """A state_dict of torch's module has no parameters of the function: then MultiMax is softmax, and what else
-        there is stays as it is."""
+        """A state_dict of torch's module has no parameters of the function: then MultiMax becomes softmax, and
+        everything else stays as it is."""
         state = self.state_dict()
         added = {name: t.detach().clone() for name, t in state.items() if name.split(".")[0] in ADDED}
         if "multimax" in self._modules:
@@ -157,13 +157,13 @@ class MultiheadAttention(nn.MultiheadAttention):
     ) -> tuple[Tensor, Tensor | None]:
         """As in torch; masks in torch's sense here: True, or -inf, where a key takes *no* part.
 
-        With ``need_weights`` the weights are computed as a matrix; without, as :func:`multimax.reweighting.attention`
-        does it.
+        With ``need_weights`` the weights are computed as a matrix; without, as in
+        :func:`multimax.reweighting.attention`.
         """
         checks.causal_hint(is_causal, attn_mask)
         checks.module_inputs(query, key, value)
         batched = query.dim() == 3
-        inputs = {id(t): t for t in (query, key, value)}  # what is one tensor stays one
+        inputs = {id(t): t for t in (query, key, value)}  # tensors that are the same stay the same
         if not batched:
             inputs = {name: t[None] for name, t in inputs.items()}
         elif not self.batch_first:

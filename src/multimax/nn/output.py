@@ -15,17 +15,17 @@ Init = str | tuple[Tensor, Tensor]
 
 
 class MultiMaxCrossEntropyLoss(nn.Module):
-    r"""``torch.nn.CrossEntropyLoss`` with MultiMax instead of softmax, and with parameters of its own.
+    r"""``torch.nn.CrossEntropyLoss`` with MultiMax instead of softmax, and with its parameters.
 
     .. math:: \ell = -\sum_c w_c\, q_c \log \phi(x)_c
 
-    see :func:`multimax.multimax_cross_entropy`. The parameters learn with the model: give the optimizer those of this
-    module too. In inference the model's logits have to pass through :func:`multimax.modulate` with the same parameters;
-    :class:`MultiMaxHead` does both in one module.
+    see :func:`multimax.multimax_cross_entropy`. The parameters are trained with the model: give them to the
+    optimizer too. In inference the model's logits have to pass through :func:`multimax.modulate` with the same
+    parameters; :class:`MultiMaxHead` does both in one module.
 
     Args:
         weight: (C,), one weight per class.
-        ignore_index: rows with this target count for nothing.
+        ignore_index: rows with this target do not count.
         reduction: "mean", "sum" or "none".
         label_smoothing: in [0, 1].
         z_loss: factor of the squared log-sums.
@@ -143,8 +143,8 @@ class MultiMaxHead(nn.Linear):
 
     Without a target it gives modulated logits, whose softmax is MultiMax: argmax, sampling, beam search and temperature
     work on them as on any logits. With a target it gives the loss, and never holds the logits
-    (:func:`multimax.linear_multimax_cross_entropy`). The state_dict is that of ``nn.Linear``, and ``multimax.coefs``
-    and ``multimax.knots`` beside. To tie it to an embedding: ``head.weight = embedding.weight``.
+    (:func:`multimax.linear_multimax_cross_entropy`). The state_dict has the keys of ``nn.Linear``, and also
+    ``multimax.coefs`` and ``multimax.knots``. To tie it to an embedding: ``head.weight = embedding.weight``.
 
     Args:
         in_features: D, entries of a hidden state.
@@ -189,12 +189,12 @@ class MultiMaxHead(nn.Linear):
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, *, init: Init = "identity", **options: Any) -> "MultiMaxHead":
-        """A head with the weight and bias of a layer that is there already, shared with it, not copied.
+        """A head with the weight and bias of an existing layer, shared, not copied.
 
         Args:
             linear: the layer.
             init: initial parameters; the default leaves the model's output as it is.
-            options: further ones of :class:`MultiMaxHead`.
+            options: further options of :class:`MultiMaxHead`.
         """
         device, dtype = linear.weight.device, linear.weight.dtype
         bias = linear.bias is not None
@@ -205,7 +205,7 @@ class MultiMaxHead(nn.Linear):
         return head
 
     def forward(self, input: Tensor, target: Tensor | None = None, **options: Any) -> Any:
-        """Modulated logits, or, with a target, the loss; options are those of the loss."""
+        """Modulated logits, or, with a target, the loss; the options are for the loss."""
         coefs, knots = self.multimax.parameters_in_use()
         if target is not None:
             return linear_multimax_cross_entropy(

@@ -1,1 +1,1 @@
-"""The operations, a room for each: rows, attention, loss and entmax; and what they share."""
+"""The operations, each in its own folder: rows, attention, loss and entmax; and what they share."""

@@ -1,4 +1,4 @@
-"""Every check on arguments, once: what was expected, what came, and the remedy where there is one."""
+"""Every check on arguments, once. The errors say what was expected, what was given, and the remedy if there is one."""
 
 import inspect
 from collections.abc import Collection, Mapping, Sequence
@@ -28,7 +28,7 @@ def choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
 
 
 def instruction_set(name: object, known: tuple[str, ...]) -> None:
-    """One of those that kernels are compiled for."""
+    """One of the instruction sets that kernels are compiled for."""
     if name not in known:
         raise ValueError(f"multimax: expected an instruction set out of {', '.join(known)}, got {name!r}")
 
@@ -52,7 +52,7 @@ def tensor(name: str, value: object) -> None:
 
 
 def paper_values(t_b: Tensor, t_d: Tensor, b: Tensor, d: Tensor) -> None:
-    """The paper's symbols, each of one value per order."""
+    """The paper's symbols, each with one value per order."""
     values = (t_b, t_d, b, d)
     if any(value.shape != t_b.shape for value in values):
         got = ", ".join(shape(value) for value in values)
@@ -72,9 +72,9 @@ def first_entry(name: str, key: str, entries: Mapping[str, Tensor]) -> None:
 
 
 def partner_entry(name: str, key: str, entries: Mapping[str, Tensor]) -> None:
-    """Knots beside coefs, or coefs beside knots, of one shape."""
+    """Knots for coefs, or coefs for knots, of the same shape."""
     if name not in entries or entries[name].shape != entries[key].shape:
-        raise ValueError(f"multimax: expected {name} of shape {shape(entries[key])} beside {key}, got none such")
+        raise ValueError(f"multimax: expected {name} of shape {shape(entries[key])} with {key}, got none of that shape")
 
 
 def gumbel_temperature(tau: object) -> None:
@@ -127,13 +127,13 @@ def pair(coefs: Tensor, knots: Tensor) -> None:
 
 
 def integer(name: str, value: object) -> None:
-    """An int that is no bool."""
+    """An int that is not a bool."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"multimax: expected {name} to be an int, got {type(value).__name__}")
 
 
 def flag(name: str, value: object) -> None:
-    """True or False, NumPy's too, as torch has it, and nothing that merely counts as one of them."""
+    """True or False, also NumPy's, as in torch, and nothing that is merely truthy or falsy."""
     if isinstance(value, (bool, torch.SymBool)):
         return
     kind = type(value)
@@ -142,7 +142,7 @@ def flag(name: str, value: object) -> None:
 
 
 def at_least(name: str, value: object, least: int) -> None:
-    """An int of at least so much."""
+    """An int of at least that size."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ValueError(f"multimax: expected {name} to be an int of at least {least}, got {value!r}")
 
@@ -150,7 +150,7 @@ def at_least(name: str, value: object, least: int) -> None:
 def dimension(dim: int, ndim: int) -> int:
     """A dim of a tensor, counted from the front."""
     integer("dim", dim)
-    size = max(ndim, 1)  # as torch has it, a scalar may be addressed as if it had one dim
+    size = max(ndim, 1)  # as in torch, a scalar may be addressed as if it had one dim
     if not -size <= dim < size:
         raise ValueError(f"multimax: expected dim in [{-size}, {size - 1}] for an input of {ndim} dims, got {dim}")
     return dim % size
@@ -159,8 +159,8 @@ def dimension(dim: int, ndim: int) -> int:
 def parameters(x: Tensor, coefs: Tensor, knots: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """Parameters that fit the input, as (order, 2) or with one leading dim for every dim of x but `dim`.
 
-    (heads, order, 2) alone is the layout of attention scores, (..., heads, queries, keys): the heads are on the last
-    but one of x's dims without `dim`. Any other place is said in full, by leading dims that broadcast against these.
+    (heads, order, 2) alone is the layout of attention scores, (..., heads, queries, keys): the heads are on the
+    second to last of x's dims without `dim`. Any other place is given in full, by leading dims that broadcast.
     """
     pair(coefs, knots)
     same_device("coefs", coefs, x)
@@ -198,14 +198,14 @@ def mask_for(x: Tensor, mask: object) -> Tensor | None:
 
 
 def real(name: str, value: object) -> float:
-    """A number, or what turns into one, such as a tensor without dims."""
+    """A number, or something that converts to one, such as a tensor without dims."""
     if isinstance(value, (bool, str, bytes)) or not hasattr(value, "__float__"):
         raise TypeError(f"multimax: expected {name} to be a number, got {type(value).__name__}")
     return float(value)
 
 
 def number(name: str, value: object, low: float, high: float) -> float:
-    """A number of an interval, its ends included."""
+    """A number in an interval, its ends included."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         raise TypeError(f"multimax: expected {name} to be a number, got {type(value).__name__}")
     if not low <= value <= high:
@@ -221,7 +221,7 @@ def finite(name: str, value: object) -> float:
 
 
 def number_above(name: str, value: object, low: float, *, infinite: bool = False) -> None:
-    """A number, and no tensor, above a bound."""
+    """A number, not a tensor, above a bound."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         raise TypeError(f"multimax: expected {name} to be a number, got {type(value).__name__}")
     if not low < value or (value == float("inf") and not infinite):
@@ -229,7 +229,7 @@ def number_above(name: str, value: object, low: float, *, infinite: bool = False
 
 
 def above(name: str, value: object, low: float, x: Tensor, dim: int) -> None:
-    """A number above a bound, or a tensor of such that broadcasts against x, with size 1 along dim."""
+    """A number above a bound, or a tensor of such numbers that broadcasts against x, with size 1 along dim."""
     if not isinstance(value, Tensor):
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             raise TypeError(f"multimax: expected {name} to be a number or a tensor, got {type(value).__name__}")
@@ -358,7 +358,7 @@ def window_bounds(window: object) -> tuple[int, int]:
     for bound in window:
         if bound is not None and (not isinstance(bound, int) or isinstance(bound, bool) or bound < 0):
             raise ValueError(f"multimax: expected window of ints of at least 0 or None, got {window!r}; {remedy}")
-    # no sequence is so long; sys.maxsize, for "no bound", would overflow where lengths are added to it
+    # no sequence is that long; sys.maxsize, for "no bound", would overflow where lengths are added to it
     left, right = (-1 if bound is None else min(bound, 2**60) for bound in window)
     return left, right
 
@@ -377,7 +377,7 @@ def starts(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, query: Tensor, key: Tenso
             f"multimax: expected cu_seqlens_k of the shape of cu_seqlens_q, {shape(cu_seqlens_q)}, "
             f"got {shape(cu_seqlens_k)}"
         )
-    if not torch.compiler.is_compiling():  # the kernels look too, but know no Python errors
+    if not torch.compiler.is_compiling():  # the kernels check too, but cannot raise Python errors
         rising("cu_seqlens_q", cu_seqlens_q, query.shape[2])
         rising("cu_seqlens_k", cu_seqlens_k, key.shape[2])
 
@@ -428,7 +428,7 @@ def target(value: object, like: Tensor, hard: tuple[int, ...], soft: tuple[int, 
         if ignore_index >= 0:
             raise ValueError(
                 f"multimax: expected no ignore_index with probabilities, got {ignore_index}; "
-                "a row is left out by its target, and these have no index"
+                "rows are ignored by their index, which probabilities do not have"
             )
         return
     if value.dtype not in (torch.int64, torch.int32, torch.uint8):
@@ -438,7 +438,7 @@ def target(value: object, like: Tensor, hard: tuple[int, ...], soft: tuple[int, 
 
 
 def target_values(value: Tensor, classes: int, ignore_index: int) -> None:
-    """Indices below the number of classes, or probabilities that are some."""
+    """Indices below the number of classes, or valid probabilities."""
     if value.numel() == 0:
         return
     if not value.is_floating_point():
@@ -482,10 +482,10 @@ def rows_of_a_chunk(chunk: int) -> None:
 
 
 def whole_rows(target: Tensor, places: tuple[int, ...]) -> None:
-    """What a weight in parts over processes can be used with."""
+    """What a weight that is split over processes can be used with."""
     if target.is_floating_point() or places:
         raise ValueError(
-            "multimax: expected class indices and a weight (classes, in_features) with one in parts over processes"
+            "multimax: expected class indices and a linear_weight of shape (classes, in_features) with a group"
         )
 
 
@@ -499,11 +499,11 @@ def class_weight(value: object, x: Tensor, classes: int) -> None:
     if tuple(value.shape) != (classes,):
         raise ValueError(f"multimax: expected weight of shape ({classes},), one per class, got {shape(value)}")
     if value.requires_grad and torch.is_grad_enabled():
-        raise ValueError("multimax: expected weight without gradient, as torch does; detach it")
+        raise ValueError("multimax: expected weight without gradient, as in torch; detach it")
 
 
 def linear(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, autocast: bool) -> None:
-    """Hidden states, checked before, and a layer that belong together; of any dtypes under autocast."""
+    """Hidden states, already checked, and a layer that belong together; of any dtypes under autocast."""
     tensor("linear_weight", linear_weight)
     if input.ndim < 1:
         raise ValueError(f"multimax: expected input of shape (..., in_features), got {shape(input)}")
@@ -535,7 +535,7 @@ def linear(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, aut
 
 
 def real_number(name: str, value: object, *, optional: bool = False) -> None:
-    """Any number, NaN and infinity among them; None too if it is optional."""
+    """Any number, including NaN and infinity; also None if it is optional."""
     if value is None and optional:
         return
     if not isinstance(value, (int, float)) or isinstance(value, bool):
@@ -625,14 +625,14 @@ def self_attention(attention: Tensor, heads_dim: int | None) -> int | None:
     sizes = tuple(size for place, size in enumerate(attention.shape) if place != dim)
     if len(sizes) < 2 or sizes[-1] != sizes[-2]:
         raise ValueError(
-            f"multimax: expected self-attention, (..., L, L), or with heads_dim one dim more, got {sizes}; rollout is "
+            f"multimax: expected self-attention, (..., L, L), or with heads_dim one more dim, got {sizes}; rollout is "
             "not defined for cross attention"
         )
     return dim
 
 
 def next_of_rollout(attention: Tensor, before: Tensor | None) -> None:
-    """The map of a layer, as long as those of the layers before."""
+    """A layer's map, of the same length as the maps of the layers before."""
     if before is not None and attention.shape[-2:] != before.shape[-2:]:
         raise ValueError(
             f"multimax: expected attention of one length in all layers, {before.shape[-1]}, got {attention.shape[-1]}"
@@ -647,7 +647,7 @@ def begun(rollout: Tensor | None) -> Tensor:
 
 
 def single_set(coefs: Tensor, knots: Tensor) -> None:
-    """One set of parameters, of no heads."""
+    """One set of parameters, not one per head."""
     pair(coefs, knots)
     if coefs.ndim != 2:
         raise ValueError(f"multimax: expected coefs of shape (order, 2), one set, got {shape(coefs)}")
@@ -689,26 +689,26 @@ WITHOUT_WEIGHTS = ("sdpa", "flash", "flex", "paged")
 
 
 def observable(model: torch.nn.Module) -> None:
-    """A model whose attention does not run unseen."""
+    """A model whose attention can be observed."""
     for name, part in model.named_modules():
         place = f"{name or 'the model'} ({type(part).__name__})"
         if hasattr(part, "_orig_mod") or part._compiled_call_impl is not None:
             raise ValueError(
                 f"multimax: expected a model that is not compiled, got {place} under torch.compile, whose attention "
-                "cannot be seen; collect from the model as it was before"
+                "cannot be observed; collect from the model before it was compiled"
             )
         implementation = getattr(getattr(part, "config", None), "_attn_implementation", None)
         if "Attention" not in type(part).__name__ or not isinstance(implementation, str):
             continue
         if implementation.startswith(WITHOUT_WEIGHTS) or "/" in implementation:
             raise ValueError(
-                f"multimax: expected eager attention, which has weights to look at, got {implementation!r} in {place}; "
+                f"multimax: expected eager attention, which returns its weights, got {implementation!r} in {place}; "
                 'make the model with attn_implementation="eager", or call model.set_attn_implementation("eager")'
             )
 
 
 def before_dropout(module: torch.nn.Module) -> None:
-    """Not in training, for a module whose weights do not sum to 1."""
+    """A module in evaluation, if its weights would not sum to 1 in training."""
     if module.training:
         raise ValueError(
             f"multimax: expected weights before dropout, got {type(module).__name__}'s after dropout, which do not "
@@ -717,7 +717,7 @@ def before_dropout(module: torch.nn.Module) -> None:
 
 
 def no_dropout(name: str, module: torch.nn.Module, drops: bool) -> None:
-    """Not dropout in training, for attention with softmax."""
+    """Attention with softmax that does not drop weights in training."""
     if drops and module.training:
         raise ValueError(
             f"multimax: expected attention with a reweighting module, got {name} ({type(module).__name__}) with "
@@ -735,7 +735,7 @@ def attention_ran(ran: Collection[str], elsewhere: Collection[str]) -> None:
         )
     raise ValueError(
         "multimax: expected attention to run inside collect, got none; call the model itself in the context, and "
-        "not under torch.compile; attention of one's own is seen if it calls multimax.multimax_attention or a "
+        "not under torch.compile; custom attention is observed if it calls multimax.multimax_attention or a "
         "module such as multimax.MultiMax or nn.Softmax, or if its class is named ...Attention and returns "
         "(result, weights)"
     )
@@ -766,7 +766,7 @@ def some_reweighting_parameters(model: torch.nn.Module, found: Collection[object
 
 
 def score_range(value: tuple[float, float] | None) -> None:
-    """From where to where scores go; None where that is to be seen."""
+    """The range of the scores; None if it is to be observed."""
     if value is None:
         return
     low, high = value
@@ -839,7 +839,7 @@ def patch_logits(value: Tensor) -> None:
 
 
 def rows(x: object, dim: int, mask: object) -> tuple[int, Tensor | None]:
-    """An input with a dim of it, given back as counted from the front, and with a mask, of the input's shape."""
+    """An input; returns its dim, counted from the front, and its mask, in the input's shape."""
     tensor("x", x)
     assert isinstance(x, Tensor)
     return dimension(dim, x.ndim), mask_for(x, mask)
@@ -848,7 +848,7 @@ def rows(x: object, dim: int, mask: object) -> tuple[int, Tensor | None]:
 def function_options(
     name: str, given: Mapping[str, object], known: Mapping[str, inspect.Parameter], module: str | None
 ) -> None:
-    """Options of a reweighting function, all that it needs; a module may have what is missing."""
+    """Options of a reweighting function, with all that are required; a module may supply those that are missing."""
     unknown = [key for key in given if key not in known]
     if unknown:
         raise TypeError(
@@ -856,7 +856,7 @@ def function_options(
         )
     missing = [key for key, parameter in known.items() if parameter.default is parameter.empty and key not in given]
     if missing:
-        remedy = "" if module is None else f"; a {module} module has its own"
+        remedy = "" if module is None else f"; a {module} module has them"
         raise TypeError(f"multimax: expected {' and '.join(missing)} for {name}, got no such option{remedy}")
 
 
@@ -871,7 +871,7 @@ def module_options(module: type[torch.nn.Module], given: Mapping[str, object]) -
 
 
 def reweight_function(reweight: object) -> None:
-    """What can be called as a reweighting function."""
+    """Something that can be called as a reweighting function."""
     if not callable(reweight):
         raise TypeError(
             f"multimax: expected reweight to be a name, a module or a function of (x, dim, mask), got {reweight!r}"
@@ -890,13 +890,13 @@ def reweight_module(reweight: object, default_options: bool) -> None:
 
 
 def dims_with_heads(ndim: int) -> None:
-    """Dims among which there is one for the heads."""
+    """Dims with one for the heads among them."""
     if ndim < 2:
         raise ValueError(f"multimax: expected an input of (..., heads, queries, keys), got {ndim} dims")
 
 
 def trained_alpha(alpha: float, low: float, high: float) -> None:
-    """An alpha that lies within the bounds that it is trained in."""
+    """An alpha within the bounds that it is trained in."""
     if not 1 < low < alpha < high < float("inf"):
         raise ValueError(f"multimax: expected 1 < low < alpha < high for a trained alpha, got {low}, {alpha}, {high}")
 
@@ -910,7 +910,7 @@ def initial_pair(init: tuple[Tensor, Tensor], size: tuple[int, ...], monotone: b
     if monotone:
         raise ValueError(
             "multimax: expected init to be 'paper' or 'identity' with monotone=True, got tensors; "
-            "what is stored is then not what is used"
+            "the stored tensors are not the ones in use then"
         )
 
 
@@ -941,7 +941,7 @@ def class_scores(input: object) -> None:
 def no_loss_options(given: Mapping[str, object]) -> None:
     """Options of a loss, where none is computed."""
     if given:
-        raise TypeError(f"multimax: expected no {', '.join(given)} without a target, these are the loss's")
+        raise TypeError(f"multimax: expected no {', '.join(given)} without a target; these are options of the loss")
 
 
 def module_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
@@ -960,13 +960,13 @@ def module_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
 
 
 def causal_hint(is_causal: object, attn_mask: Tensor | None) -> None:
-    """torch's hint, which says something of a mask and is none."""
+    """torch's hint, which describes a mask but is not one."""
     flag("is_causal", is_causal)
     if is_causal and attn_mask is None:
-        raise ValueError("multimax: expected an attn_mask beside is_causal=True, which is only a hint, as in torch")
+        raise ValueError("multimax: expected an attn_mask with is_causal=True, which is only a hint, as in torch")
 
 
 def one_of_shapes(name: str, value: Tensor, *allowed: tuple[int, ...]) -> None:
-    """A tensor of one of some shapes."""
+    """A tensor of one of several shapes."""
     if tuple(value.shape) not in allowed:
         raise ValueError(f"multimax: expected {name} of shape {' or '.join(map(str, allowed))}, got {shape(value)}")

@@ -1,6 +1,6 @@
-"""The one table of implementations: which there are for each operation, and which of them runs a call.
+"""The one table of implementations: which ones each operation has, and which one runs a call.
 
-An implementation is a module with two functions: ``why_not(call)``, the reason why it cannot run that call here, or
+An implementation is a module with two functions: ``why_not(call)``, the reason it cannot run that call here, or
 None, and ``run(call)``. To add one, write the module and name it in the table.
 """
 
@@ -29,7 +29,7 @@ _warned = False
 
 
 class Implementation(Protocol):
-    """What the table's modules have."""
+    """What the modules in the table provide."""
 
     def why_not(self, call: Any, /) -> str | None:
         """Why this implementation cannot run the call here; None if it can."""

@@ -1,4 +1,4 @@
-"""Which dtype is computed in, and which comes out: half precision, autocast, sums over many rows."""
+"""Which dtype to compute in, and which to return: half precision, autocast, sums over many rows."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -7,17 +7,17 @@ from torch import Tensor
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Half precision is computed in float32, the rest in the dtype that it has."""
+    """float32 for half precision, otherwise the dtype itself."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def exact_dtype(device: torch.device) -> torch.dtype:
-    """For sums over many rows: float64, where the device has it."""
+    """For sums over many rows: float64, if the device has it."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
-    """What autocast makes of a linear layer's inputs on that device, None where it is off."""
+    """The dtype that autocast casts a linear layer's inputs to on that device, None where it is off."""
     if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
         return torch.get_autocast_dtype(device.type)
     return None

@@ -20,7 +20,7 @@ def _load() -> str | None:
     try:
         torch.ops.load_library(path)
     except OSError as error:
-        why = error.__cause__ or error  # torch wraps what the system said
+        why = error.__cause__ or error  # torch wraps the system's message
         return (
             f"the CPU kernels were built but could not be loaded with torch {torch.__version__} ({why}); "
             f"build them again with `{BUILD_COMMAND}`"
@@ -42,7 +42,7 @@ def use_isa(name: str | None = None) -> str:
 
 
 def why_not(device: torch.device, unable: str | None = None) -> str | None:
-    """Why the kernels cannot run a call on that device; ``unable`` is what keeps them from this call in particular."""
+    """Why the kernels cannot run a call on that device; ``unable`` is the reason for this call in particular."""
     if torch.autograd.forward_ad._current_level >= 0:  # torch.func.jvp opens such a level too
         return "it has no forward-mode derivatives; use 'auto'"
     if device.type != "cpu":

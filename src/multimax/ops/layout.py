@@ -1,4 +1,4 @@
-"""How tensors lie in memory."""
+"""How tensors are laid out in memory."""
 
 from torch import Tensor
 

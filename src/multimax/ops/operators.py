@@ -1,8 +1,8 @@
-"""Operators of torch.library, as all rooms define and call them.
+"""Operators of torch.library, as all operations define and call them.
 
-A room's call is a NamedTuple. Its fields are the operator's arguments, in order, so that the schema follows from it and
-``Call(*args)`` gives the arguments their names back wherever torch hands them over as a tuple. Schemas and fakes exist
-in Python alone: an implementation, compiled or not, only registers what it computes.
+An operation's call is a NamedTuple. Its fields are the operator's arguments, in order. The schema follows from it, and
+``Call(*args)`` restores the arguments' names wherever torch passes them as a tuple. Schemas and fakes exist only in
+Python: an implementation, compiled or not, only registers what it computes.
 """
 
 from collections.abc import Callable
@@ -32,14 +32,14 @@ TYPES: dict[Any, str] = {
 
 
 def define(name: str, call: type, returns: int, fake: Callable[..., Any], **more: type) -> None:
-    """Defines ``multimax::name``, which takes the fields of a call and returns so many tensors.
+    """Defines ``multimax::name``, which takes the fields of a call and returns that many tensors.
 
     Args:
         name: of the operator.
         call: a NamedTuple with fields of the types above.
         returns: how many tensors.
         fake: computes results without values from the same arguments, for the compiler.
-        more: arguments after those of the call, with their types.
+        more: further arguments after the fields of the call, with their types.
     """
     arguments = ", ".join(f"{TYPES[hint]} {field}" for field, hint in (get_type_hints(call) | more).items())
     LIBRARY.define(f"{name}({arguments}) -> ({', '.join(['Tensor'] * returns)})")
@@ -47,15 +47,15 @@ def define(name: str, call: type, returns: int, fake: Callable[..., Any], **more
 
 
 def one_device(*tensors: Tensor | None) -> None:
-    """What the dispatcher ensures for the real operator, the fake has to check for itself."""
+    """All tensors on one device: the dispatcher ensures it for the real operator, but the fake has to check."""
     devices = {tensor.device for tensor in tensors if tensor is not None}
     if len(devices) > 1:
         raise RuntimeError(f"multimax: expected all tensors on one device, got {sorted(map(str, devices))}")
 
 
 def traced(*tensors: Tensor | None) -> bool:
-    """Whether a call has to go through autograd. The bare operator is quicker, but knows nothing of gradients and of
-    torch.func's transforms."""
+    """Whether a call has to go through autograd. The bare operator is faster, but supports neither gradients
+    nor torch.func's transforms."""
     if torch._C._are_functorch_transforms_active():
         return True
     if torch.is_grad_enabled():
@@ -66,8 +66,8 @@ def traced(*tensors: Tensor | None) -> bool:
 
 
 def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """``function.apply``, which inspects signatures at every call for the sake of torch.func and the compiler: 50
-    microseconds that are saved where neither is at work."""
+    """``function.apply``, without the inspection of signatures that torch.func and the compiler need: 50
+    microseconds per call that are saved where neither is active."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return function.apply
     plain: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]

@@ -38,7 +38,7 @@ def from_paper(t_b: Values, t_d: Values, b: Values, d: Values) -> tuple[Tensor, 
     given = [value for value in (t_b, t_d, b, d) if isinstance(value, Tensor)]
     dtype = given[0].dtype if given else torch.get_default_dtype()
     device = given[0].device if given else None
-    # in double up to the last step, so that each stored value is the nearest to what was given
+    # in double up to the last step: each stored value is the nearest to what was given
     values = [torch.atleast_1d(torch.as_tensor(v, dtype=torch.float64, device=device)) for v in (t_b, t_d, b, d)]
     checks.paper_values(*values)
     slopes_below, slopes_above, lower_knots, upper_knots = values
@@ -69,13 +69,13 @@ def from_published(
     The published code keeps them in each attention layer and in the model itself, as vectors ``[b1, d1, b2, d2]``
     called ``ranges`` (or ``multimax_ranges``) and, as deviations, ``ts`` (or ``multimax_ts``). Here
     ``<layer>.ranges`` becomes ``<layer>.<name>.knots`` and ``<layer>.ts`` becomes ``<layer>.<name>.coefs``, of shape
-    (N, 2). All other entries are passed on. The given state_dict is left as it is.
+    (N, 2). All other entries are kept. The given state_dict is not changed.
 
     Args:
         state_dict: of a model of the published code.
         name: what the layers call their :class:`MultiMax` module; "" if the layer is one itself.
-        output: the layer that gets what the model itself keeps, which is that of the output layer: ``"head"`` in models
-            of timm after :func:`multimax.convert_`. The model itself unless given.
+        output: the layer that gets the parameters kept in the model itself, which belong to the output layer:
+            ``"head"`` in timm models after :func:`multimax.convert_`. The model itself unless given.
 
     Example:
         >>> import torch, multimax

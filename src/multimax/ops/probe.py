@@ -1,8 +1,8 @@
-"""Whether torch's own bfloat16 products work on this machine.
+"""Whether torch's bfloat16 products work on this machine.
 
-Some virtual machines announce AMX and cannot use it: oneDNN takes its AMX path, and torch's bfloat16 products (matmul,
-scaled_dot_product_attention) die with SIGILL, the whole process with them. So a child process tries one. The standard
-library is all that this file needs: it can also be loaded by its path, before torch is imported.
+Some virtual machines announce AMX but cannot use it: oneDNN takes its AMX path, and torch's bfloat16 products (matmul,
+scaled_dot_product_attention) die with SIGILL and take the whole process with them. So a child process tries one. This
+file needs only the standard library: it can also be loaded by its path, before torch is imported.
 """
 
 import os
@@ -25,7 +25,7 @@ class Products(NamedTuple):
 
     Args:
         outcome: "work"; "die", with SIGILL; or "fail" for any other reason.
-        error: what the child said where it failed.
+        error: what the child printed if it failed.
     """
 
     outcome: Literal["work", "die", "fail"]

@@ -1,4 +1,4 @@
-"""Where the heads of attention look, over the photo."""
+"""Where the attention heads look, drawn over the photo."""
 
 from collections.abc import Collection, Mapping
 from contextlib import nullcontext
@@ -28,10 +28,10 @@ def called(model: nn.Module, inputs: object) -> Any:
 def attention_of(model: nn.Module, inputs: object, *, layers: Collection[str] | None = None) -> dict[str, Tensor]:
     """The attention weights of every layer of a model, for inputs that are few enough to keep them.
 
-    A model with softmax is converted for the moment, so that its weights can be seen, and is afterwards as it was.
+    A model with softmax is converted for the moment, to observe its weights, and is then restored.
 
     Args:
-        model: with attention that :func:`multimax.metrics.collect` sees, or that :func:`multimax.convert_` converts.
+        model: with attention that :func:`multimax.metrics.collect` observes or :func:`multimax.convert_` converts.
         inputs: a tensor, or a mapping of the arguments of its forward.
         layers: full names of the layers to keep, all unless given.
 
@@ -101,17 +101,17 @@ def attention_maps(
 
     Args:
         image: the photo, (height, width) or with channels first or last.
-        attention: weights of one image, (heads, queries, keys), or several by label, as "softmax, layer 5", one row
-            each; or a model, whose layers are the rows.
+        attention: weights of one image, (heads, queries, keys), or several by label, such as "softmax, layer 5",
+            one row each; or a model, whose layers are the rows.
         query: the patch that looks, counted from 0 row by row, without the class token.
         inputs: what the model takes, if there is one.
         layers: full names of the model's layers to show, all unless given.
-        grid: rows and columns of patches. Without it they are as many as each other, and a token more is a class token;
-            with it, what is more are tokens before the patches.
+        grid: rows and columns of patches. Without it there are as many rows as columns, and one more token is a class
+            token; with it, all further tokens come before the patches.
 
     Returns:
         A figure with a row for each label: the photo with the query marked, then one map per head, over the photo in
-        grey. All heads of a row share one scale, up to its largest weight. What the query gives to other tokens than
+        grey. All heads of a row share one scale, up to its largest weight. What the query gives to tokens other than
         patches is not shown.
 
     Example:
@@ -142,7 +142,7 @@ def attention_maps(
         axes.set_ylabel(style.plain(label, 22), fontsize=style.TEXT)
         height, width = photo.shape[0] / down, photo.shape[1] / across
         place = (query % across * width - 0.5, query // across * height - 0.5)
-        for colour, line in (("black", 3.0), (MARK, 1.8)):  # seen on light and dark
+        for colour, line in (("black", 3.0), (MARK, 1.8)):  # visible on light and dark
             axes.add_patch(Rectangle(place, width, height, fill=False, edgecolor=colour, linewidth=line))
         panels: list[Any] = [axes]
         last: Any = None

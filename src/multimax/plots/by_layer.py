@@ -1,4 +1,4 @@
-"""Measures of one layer after the other."""
+"""Measures by layer."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -52,10 +52,10 @@ def patch_similarity(runs: Mapping[str, Epochs | logs.Entries], *, measure: str 
 
     Args:
         runs: by label, what a run has logged (:func:`read_metrics`), or by epoch the values of the layers, in order.
-        measure: the one to take from a log; any other that is logged by layer can be drawn as well.
+        measure: which one to take from a log; anything that is logged by layer can be drawn.
 
     Returns:
-        A figure with one panel per run, all on one scale, and one line per epoch, the darker the later.
+        A figure with one panel per run, all on one scale, and one line per epoch, darker for later ones.
 
     Example:
         >>> from multimax import plots
@@ -108,12 +108,12 @@ def _with_spread(label: str, run: object, measure: str) -> tuple[list[float], li
 def rollout_discrepancy(
     runs: Mapping[str, AttentionStatistics | Sequence[float | Tensor]], *, measure: str = "rollout_discrepancy"
 ) -> "Figure":
-    """How far accumulated attention is from that of each single layer: Figure 9 of the paper.
+    """How far accumulated attention is from each layer's attention: Figure 9 of the paper.
 
     Args:
         runs: by label, what :func:`multimax.metrics.collect` found, or what
             :func:`multimax.metrics.rollout_discrepancy` returned, or numbers: one per layer.
-        measure: of what was collected; any other by layer can be drawn as well.
+        measure: which one to take; any other that was collected by layer can be drawn as well.
 
     Returns:
         A figure with one panel: one line per run, with a band of one standard deviation over the examples where it

@@ -1,4 +1,4 @@
-"""Reweighting functions side by side, without a model: on the simplex, by their two measures, and of two entries."""
+"""Reweighting functions side by side, without a model: on the simplex, by their two measures, and on two entries."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Function = Callable[[Tensor], Tensor]
-# The second entry comes up to the first, which then goes down; the third is negative. The paper's are not printed.
+# The second entry rises to the first, which then falls; the third is negative. The paper does not print its inputs.
 SERIES = (
     *((3.0, step / 4, -1.0) for step in range(13)),
     *((3.0 - step / 4, 3.0, -1.0) for step in range(1, 13)),
 )
-# Two modes over noise, as `multimax weights` prints them, and what is relevant of them.
+# Two modes over noise, as `multimax weights` prints them, and the threshold of relevant entries.
 TWO_MODES, RELEVANT = (2.4, 2.0, 0.3, 0.0, -0.2, -0.6, -1.0, -2.0), 1.0
 TEMPERATURES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
-LAYER = 9  # a hidden layer; the paper does not say which it took
+LAYER = 9  # a hidden layer; the paper does not say which it used
 OTHERS: dict[str, Function] = {
     "sparsemax": reweighting.sparsemax,
     "entmax-1.5": reweighting.entmax15,
@@ -130,7 +130,7 @@ def simplex(
     """Where functions put a series of inputs on the simplex: Figure 1a of the paper.
 
     The corners are distributions of one mode, the edges of two, the inside of three. By default the
-    second entry comes up to the first, which then goes down, and the third is negative. Softmax at a low temperature,
+    second entry rises to the first, which then falls, and the third is negative. Softmax at a low temperature,
     and the sparse functions, stay at the corner of the larger entry until the other is close; softmax at a high
     temperature leaves the edge, since it gives weight to the negative entry. MultiMax stays near the edge, and between
     the corners.
@@ -169,7 +169,7 @@ def simplex(
 
     axes = style.panel(figure, down, across, 0, "softmax\nat temperature T")
     _triangle(axes)
-    free = math.inf  # above what is labelled already
+    free = math.inf  # above what is already labelled
     for step, path in reversed(paths.items()):
         axes.plot(*path.T.tolist(), color=heat(scale(step)), marker="o", markersize=2.5, linewidth=1.2, clip_on=False)
         x, y = path[-1].tolist()
@@ -222,8 +222,8 @@ def trade_off(
 ) -> "Figure":
     """Sparsity against multi-modality: Figure 1b of the paper.
 
-    Softmax moves along a curve with its temperature: more of the one is less of the other. Right of and above the curve
-    is what no temperature reaches.
+    Softmax moves along a curve with its temperature: more of one is less of the other. No temperature reaches the
+    region right of and above the curve.
 
     Args:
         inputs: (n, entries); the measures are means over those inputs for which both are defined.
@@ -302,7 +302,7 @@ def trade_off(
         clip_on=False,
     )
     if len(found) > 1:
-        inside = all(len(label) <= 2 for label in layers)  # else there is no room on the points
+        inside = all(len(label) <= 2 for label in layers)  # otherwise there is no room on the points
         for label, place in zip(layers, found, strict=True):
             shown: Any = axes.annotate(
                 style.plain(label, 20), place, (0 if inside else 7, 0), textcoords="offset points"
@@ -325,10 +325,10 @@ def two_entries(
     low: float = -5.0,
     high: float = 5.0,
 ) -> "Figure":
-    """The weight of an entry x beside a fixed one, [-2, x] and [2, x]: Figure 2 of the paper.
+    """The weight of an entry x next to a fixed one, [-2, x] and [2, x]: Figure 2 of the paper.
 
-    A function of differences alone, as softmax and the sparse ones are, draws the same curve in every panel, moved.
-    MultiMax does not: among small entries it decides early, among large ones it lets both live.
+    A function of differences alone, as softmax and the sparse ones are, gives the same curve in every panel, shifted.
+    MultiMax does not: among small entries it decides early, among large ones it keeps both.
 
     Args:
         fixed: the other entry, one panel each.

@@ -1,6 +1,6 @@
 """Grad-CAM for transformer blocks: which patches speak for a class.
 
-Written small, since pytorch-grad-cam needs torchvision.
+A small version, since pytorch-grad-cam needs torchvision.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -69,7 +69,7 @@ def _logits(output: Any) -> Tensor:
 
 
 def _classes(logits: Tensor, target: object) -> Tensor:
-    """(B,): of each image."""
+    """(B,), the class of each image."""
     if target is None:
         return logits.argmax(-1)
     classes = style.numbers("target", target)
@@ -83,7 +83,7 @@ def _classes(logits: Tensor, target: object) -> Tensor:
 
 
 def _watched(inputs: object) -> object:
-    """Inputs with a gradient, so that there is one where all weights are frozen."""
+    """Inputs that require a gradient, for models whose weights are all frozen."""
     if isinstance(inputs, Mapping):
         return {name: _watched(value) for name, value in inputs.items()}
     if isinstance(inputs, Tensor) and inputs.is_floating_point():
@@ -104,16 +104,15 @@ def class_activation(
     .. math:: \mathrm{CAM}_p = \max\left(\sum_f \alpha_f A_{pf}, 0\right), \qquad
         \alpha_f = \frac{1}{P} \sum_p \frac{\partial y_c}{\partial A_{pf}}
 
-    with the features A of P patches and the logit y of class c. The model is evaluated; its gradients, its training
-    mode and its weights stay as they are.
+    with the features A of P patches and the logit y of class c. The model runs in evaluation mode; its gradients,
+    training mode and weights do not change.
 
     Args:
         model: returns logits (B, classes), itself or as ``.logits``.
         inputs: a tensor, or a mapping of the arguments of its forward.
         target: the class, one for all or one per image; what the model predicts unless given.
-        block: full name of the module whose output (B, tokens, features) is looked at. Unless given, the last block of
-            the model's largest stack from which the patches still reach the logits: with a class token that is the last
-            but one.
+        block: full name of the module whose output (B, tokens, features) is used. Unless given, the last block of the
+            model's largest stack from which the patches still reach the logits: with a class token, the second to last.
         grid: rows and columns of patches, see :func:`attention_maps`.
 
     Returns:
@@ -170,7 +169,7 @@ def grad_cam(
     Args:
         images: photos, a list of arrays or a tensor (n, channels, height, width).
         maps: by label, one row each from top to bottom: what :func:`class_activation` gave, (n, rows, columns), or a
-            model, of which it is taken.
+            model to take it from.
         inputs: what the models take, if there are any.
         target: of :func:`class_activation`.
         block: likewise.

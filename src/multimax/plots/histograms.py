@@ -71,8 +71,8 @@ def _panels(
     return figure
 
 
-def _beside(histogram: LogHistogram) -> Iterator[str]:
-    """What fits no bin, in words."""
+def _outside(histogram: LogHistogram) -> Iterator[str]:
+    """The weights that fit no bin, in words."""
     low, high = (f"{histogram.edges[i].item():.2g}".replace("e-0", "e-") for i in (0, -1))
     for count, where in ((histogram.zeros + histogram.below, f"below {low}"), (histogram.above, f"at least {high}")):
         share = count / histogram.total
@@ -86,14 +86,14 @@ def attention_histograms(runs: Mapping[str, Histograms], *, columns: int = 3) ->
     """Histograms of attention weights at each layer, both scales logarithmic: Figure 5 of the paper.
 
     Args:
-        runs: by label, what :func:`multimax.metrics.collect` found with "histogram" among its measures, or by layer a
-            :class:`multimax.metrics.LogHistogram` each. All runs have the same layers.
+        runs: by label, what :func:`multimax.metrics.collect` found with "histogram" among its measures, or one
+            :class:`multimax.metrics.LogHistogram` per layer. All runs have the same layers.
         columns: panels per row.
 
     Returns:
-        A figure with one panel per layer: one line per run, one step per bin. Weights below the first bin, exact zeros
-        among them, cannot be on such a scale, and the last bin ends before 1: where there are any of these, the panel
-        says what share of all they are.
+        A figure with one panel per layer: one line per run, one step per bin. Weights below the first bin, including
+        exact zeros, cannot be shown on such a scale, and the last bin ends before 1: where there are such weights, the
+        panel says what share they have.
 
     Example:
         >>> import torch
@@ -115,8 +115,8 @@ def attention_histograms(runs: Mapping[str, Histograms], *, columns: int = 3) ->
             linewidth=1.3,
             label=label,
         )
-        for text in _beside(histogram):
-            where = (0.03, 0.95 - 0.1 * len(axes.texts))  # below those before
+        for text in _outside(histogram):
+            where = (0.03, 0.95 - 0.1 * len(axes.texts))  # below the previous ones
             axes.annotate(text, where, xycoords="axes fraction", color=colour, fontsize=6.5, va="top")
 
     figure = _panels(runs, columns, "number of weights", draw)

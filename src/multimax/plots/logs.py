@@ -8,18 +8,18 @@ from typing import Any
 
 METRICS = "metrics.jsonl"  # in the folder of a run
 KINDS = ("multimax", "measures")
-WORDS = ("nan", "inf", "-inf")  # stand for such numbers, which JSON has not
+WORDS = ("nan", "inf", "-inf")  # stand for numbers that JSON does not have
 Entries = Sequence[Mapping[str, Any]]
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """All that a run has logged, in order.
+    """Everything that a run has logged, in order.
 
     Args:
         path: the folder of a run, or its metrics.jsonl.
 
     Returns:
-        One entry per line: "step", "epoch", and numbers by name, those of a layer as "multimax/LAYER/PARAMETER" and
+        One entry per line: "step", "epoch", and numbers by name, a layer's as "multimax/LAYER/PARAMETER" and
         "measures/LAYER/MEASURE".
 
     Example:
@@ -42,7 +42,7 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     for number, line in enumerate(file.read_bytes().splitlines(), start=1):
         try:
             entry = json.loads(line)
-        except ValueError as error:  # no JSON, or no text
+        except ValueError as error:  # not JSON, or not text
             raise ValueError(f"multimax: expected a line of JSON in {file}, got line {number}: {error}") from None
         if not isinstance(entry, dict):
             raise ValueError(
@@ -60,13 +60,13 @@ def split(name: str) -> tuple[str, str] | None:
 
 
 def checked(entries: object, label: str) -> Entries:
-    """Entries, and not a path or a single one."""
+    """A list of entries, not a path or a single entry."""
     several = entries if isinstance(entries, Sequence) and not isinstance(entries, str) else [None]
     if all(isinstance(entry, Mapping) for entry in several):
         return several  # type: ignore[return-value]
     raise TypeError(
         f"multimax: expected the entries of a log for {label!r}, a mapping each, got {type(entries).__name__}; "
-        "plots.read_metrics(FOLDER) reads those of a run"
+        "plots.read_metrics(FOLDER) reads a run's entries"
     )
 
 

@@ -1,4 +1,4 @@
-"""The figures that need no training: those of the paper that its printed parameters draw."""
+"""The figures that need no training: the paper's figures that follow from its printed parameters."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def paper_figures() -> Iterator[tuple[str, "Figure"]]:
-    """Name and figure, one after the other: Figures 1a, 1b, 2, 3 and 10, which ``multimax figures`` writes.
+    """Pairs of name and figure: Figures 1a, 1b, 2, 3 and 10, which ``multimax figures`` writes.
 
     Example:
         >>> from multimax import plots

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.colors import Normalize
 
 OVER = 0.6  # how much the map covers the photo
-DIM = 1.3  # what is white in the photo, so that it does not outshine the map
+DIM = 1.3  # darkens white in the photo, so that it does not outshine the map
 HEAT = "inferno"
 LARGEST = 1024  # pixels per side, more than a panel shows
 
@@ -21,9 +21,9 @@ LARGEST = 1024  # pixels per side, more than a panel shows
 def picture(image: object) -> Tensor:
     """A photo as (height, width, 3) in [0, 1].
 
-    Takes (height, width), with 1, 3 or 4 channels first or last, as bytes or numbers; numbers that leave [0, 1], as a
-    model's scaled inputs do, are stretched from the least to the largest. Of a large photo, every second or third pixel
-    and so on is taken.
+    Takes (height, width), with 1, 3 or 4 channels first or last, as bytes or numbers; numbers outside [0, 1], as in
+    a model's scaled inputs, are stretched from the least to the largest. Of a large photo, only every second or third
+    pixel and so on is used.
     """
     import numpy
 

@@ -18,12 +18,12 @@ from multimax.training.monitor import layer_name
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-POINTS = 201  # above 128, matplotlib leaves out those that change nothing to the eye
+POINTS = 201  # above 128, matplotlib leaves out those that make no visible difference
 Parameters = Mapping[str, Sequence[float]] | PaperParameters  # t_b, t_d, b and d of a layer, one value per order
 
 
 def stored(parameters: object) -> tuple[Tensor, Tensor]:
-    """Coefs and knots in float64, of parameters in the paper's symbols."""
+    """Coefs and knots in float64, from parameters in the paper's symbols."""
     if isinstance(parameters, PaperParameters):
         parameters = parameters._asdict()
     if not isinstance(parameters, Mapping) or not set(PaperParameters._fields) <= set(parameters):
@@ -55,7 +55,7 @@ def _layers(layers: object) -> dict[str, list[tuple[Tensor, Tensor]]]:
         if not found:
             raise ValueError(
                 f"multimax: expected a model with MultiMax in it, got {type(layers).__name__} without; "
-                "multimax.convert_(model) puts it there"
+                "multimax.convert_(model) adds it"
             )
         short = style.layer_names(found)
         return {short[name]: sets for name, sets in found.items()}
@@ -78,7 +78,7 @@ def learned_sigma(
     high: float = 5.0,
     columns: int = 3,
 ) -> "Figure":
-    r"""The modulator that each layer has learned, against the identity that softmax is: Figures 3 and 10 of the paper.
+    r"""The modulator that each layer has learned, against the identity (softmax): Figures 3 and 10 of the paper.
 
     .. math:: \sigma(x) = x + \sum_n (1 - t_{b,n}) \max(b_n - x, 0)^n + (t_{d,n} - 1) \max(x - d_n, 0)^n
 
@@ -87,8 +87,8 @@ def learned_sigma(
 
     Args:
         layers: a name of :data:`multimax.presets`; or a model, with one line per head where heads have separate
-            parameters; or the parameters in the paper's symbols, one set per layer; or, by name, those of one or
-            several runs, as ``multimax table`` has them.
+            parameters; or the parameters in the paper's symbols, one set per layer; or, by name, the parameters
+            of one or several runs, as in ``multimax table``.
         low: least score.
         high: largest score.
         columns: panels per row.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart; yellow, hard to see on white, is the last but one.
+# Okabe and Ito's colours, which colour-blind readers can tell apart; yellow, hard to see on white, is second to last.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000")
 LINES: tuple[Any, ...] = ("-", "--", "-.", ":")
 TITLE, TEXT, TICKS = 9, 8, 7  # font sizes in points
@@ -27,14 +27,14 @@ LEGEND_ROW = 0.18  # inches
 
 
 def plain(text: str, width: int = 36) -> str:
-    r"""A label as it is given, and no more: matplotlib would set $...$ as mathematics and hide what begins with _.
+    r"""A label exactly as given: matplotlib would typeset $...$ as mathematics and hide what begins with _.
 
     Long ones are broken into lines of at most ``width`` characters, and cut after the third.
 
     Example:
         >>> from multimax.plots.style import plain
-        >>> plain("$5"), plain("_own"), plain("a label of many words", width=12)
-        ('\\$5', ' _own', 'a label of\nmany words')
+        >>> plain("$5"), plain("_label"), plain("a label of many words", width=12)
+        ('\\$5', ' _label', 'a label of\nmany words')
     """
     lines = [part for line in text.split("\n") for part in textwrap.wrap(line, width) or [""]]
     if len(lines) > 3:
@@ -66,7 +66,7 @@ def panel(figure: "Figure", rows: int, columns: int, number: int, title: str = "
     """The next panel, counted from 0, with a light grid behind what is drawn."""
     axes: Axes = figure.add_subplot(rows, columns, number + 1, **options)
     longest = max(map(len, title.split("\n")))
-    # points; not the whole panel, as a title is centred on axes that the ticks' labels push to the right
+    # points; not the whole panel, as a title is centred on axes that the tick labels push to the right
     room = 0.85 * 72 * figure.get_figwidth() / columns
     axes.set_title(title, fontsize=min(TITLE, room / (LETTER * max(longest, 1))))
     axes.tick_params(labelsize=TICKS)
@@ -87,13 +87,13 @@ def picture_panel(figure: "Figure", rows: int, columns: int, number: int, title:
 
 
 def labels(figure: "Figure", x: str, y: str) -> None:
-    """Of all panels in common."""
+    """Axis labels that all panels share."""
     figure.supxlabel(x, fontsize=TITLE)
     figure.supylabel(y, fontsize=TITLE)
 
 
 def legend(figure: "Figure", handles: Sequence[Any], columns: int = 6) -> None:
-    """Above all panels, which keep their size."""
+    """A legend above all panels, which keep their size."""
     longest = max(len(line) for handle in handles for line in str(handle.get_label()).split("\n"))
     room = int(figure.get_figwidth() / (0.5 + 0.06 * longest))  # inches of the line and of a letter
     across = max(min(len(handles), columns, room), 1)
@@ -124,7 +124,7 @@ def colours_of(labels: Iterable[str]) -> dict[str, str]:
 
 
 def words(name: str) -> str:
-    """A measure as text has it."""
+    """A measure's name in words."""
     return {"multi_modality": "multi-modality"}.get(name, name.replace("_", " "))
 
 
@@ -133,7 +133,7 @@ def save(figure: "Figure", file: str | Path, *, dpi: int = 150) -> None:
 
     Args:
         figure: of one of these functions.
-        file: its ending says the format: png, svg, pdf and others that matplotlib knows.
+        file: its extension gives the format: png, svg, pdf and others that matplotlib supports.
         dpi: dots per inch, for formats that have dots.
 
     Example:
@@ -194,7 +194,7 @@ def numbers(name: str, values: object, *, finite: bool = False) -> Tensor:
 
 
 def interval(low: object, high: object) -> tuple[float, float]:
-    """From where to where a figure goes."""
+    """The range of a figure."""
     first, last = numbers("low and high", [low, high], finite=True).tolist()
     if not 0 < last - first < math.inf:
         raise ValueError(f"multimax: expected low < high, got {low} and {high}")
@@ -202,7 +202,7 @@ def interval(low: object, high: object) -> tuple[float, float]:
 
 
 def layer_names(names: Iterable[str]) -> dict[str, str]:
-    """Short names of layers: "layer 1" and so on for those that differ in one number alone, else as they are.
+    """Short names of layers: "layer 1" and so on for those that differ only in one number, else as they are.
 
     Example:
         >>> from multimax.plots.style import layer_names

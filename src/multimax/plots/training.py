@@ -25,7 +25,7 @@ def _title(value: str) -> str:
 
 
 def _curves(entries: logs.Entries) -> Curves:
-    """All that was logged by step; what is of no layer under the layer ""."""
+    """Everything that was logged by step; values without a layer are under the layer ""."""
     found: Curves = {}
     for entry in entries:
         if not isinstance(entry.get("step"), Real):
@@ -47,13 +47,13 @@ def training_curves(
 
     Args:
         runs: by label, what a run has logged (:func:`read_metrics`, or ``trainer.state.log_history``).
-        names: what to show: parameters such as "t_b_1", measures such as "entropy", or what is of no layer, such as
-            "loss"; all parameters and measures unless given.
+        names: what to show: parameters such as "t_b_1", measures such as "entropy", or values without a layer, such
+            as "loss"; all parameters and measures unless given.
         columns: panels per row.
 
     Returns:
         A figure with one panel per value: a line for each layer and run, layers by colour, dark to light, runs by
-        style; what is of no layer has the colours of the runs.
+        style; values without a layer have the colours of the runs.
 
     Example:
         >>> from multimax import plots
@@ -84,7 +84,7 @@ def training_curves(
     from matplotlib.lines import Line2D
 
     shades = style.colours("viridis", 0.0, 0.9)
-    of_runs = style.colours_of(curves)  # for what is of no layer
+    of_runs = style.colours_of(curves)  # for values without a layer
     colours: dict[str, Any] = {layer: shades(place / max(len(layers) - 1, 1)) for place, layer in enumerate(layers)}
     for number, name in enumerate(names):
         axes = style.panel(figure, rows, columns, number, _title(name))

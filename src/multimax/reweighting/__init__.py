@@ -1,4 +1,4 @@
-"""The other reweighting functions of the field behind one door: functions, modules, losses, attention, and a registry.
+"""All reweighting functions in one place: functions, modules, losses, attention, and a registry.
 
 >>> import torch
 >>> from multimax import reweighting

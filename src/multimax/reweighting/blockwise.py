@@ -21,8 +21,8 @@ from multimax.reweighting.high_pass import unchecked_attn_scale
 from multimax.reweighting.registry import Function, Reweighting, function_of
 from multimax.reweighting.softmax_family import softmax
 
-# Scores in a block, unless told otherwise. Just over 32 MiB in float32: what is smaller, the C library takes from its
-# heap, which the blocks' results, in between, would keep from being used again.
+# Scores in a block, unless told otherwise. Just over 32 MiB in float32: smaller blocks come from the C library's heap,
+# where the results of blocks in between would keep the memory from being reused.
 ELEMENTS = 2**23 + 2**16
 
 
@@ -31,11 +31,11 @@ class Block(NamedTuple):
 
     scores: Tensor  # (B, H, q, keys), the bias included
     weights: Tensor  # (B, H, q, keys)
-    part: Tensor | None  # what broadcasts to them, True where a key takes part; None for all
+    part: Tensor | None  # broadcasts to the scores, True where a key takes part; None for all
 
 
 class Attention(NamedTuple):
-    """All that a block needs of the call."""
+    """What a block needs from the call."""
 
     inputs: Inputs
     function: Function
@@ -48,7 +48,7 @@ class Attention(NamedTuple):
     softcap: float | None
 
     def keys(self, rows: slice) -> slice:
-        """Outside of these no key takes part for these queries."""
+        """The range of keys outside which none takes part for these queries."""
         queries, keys = self.inputs.query.shape[2], self.inputs.key.shape[2]
         first, end = 0, keys
         if self.causal:
@@ -89,7 +89,7 @@ class Attention(NamedTuple):
         return Block(x, weights, part)
 
     def function_for(self, rows: slice) -> Function:
-        """The function for these queries: of options that differ between queries, theirs."""
+        """The function for these queries, with their part of the options that differ between queries."""
         if not isinstance(self.function, Reweighting):
             return self.function
         queries = self.inputs.query.shape[2]
@@ -111,7 +111,7 @@ class Attention(NamedTuple):
         return out.reshape(b, h, q, value.shape[-1]), weights
 
     def observed(self) -> Iterator[observing.Block]:
-        """Blocks for those who watch, with all keys."""
+        """Blocks for observers, with all keys."""
         dtype = compute_dtype(self.inputs.query.dtype)
         query, key = self.inputs.query.to(dtype), self.inputs.key.to(dtype)
         whole = slice(0, key.shape[2])
@@ -209,7 +209,7 @@ def attention(
 
     MultiMax and softmax go to the fused kernels (:func:`multimax.multimax_attention`; numbers in the mask are then
     added after :math:`\sigma` and after the temperature). All others are computed for a block of queries at a time,
-    forward, and once more in the backward, so that memory grows with block x length and not with the length's square.
+    forward, and once more in the backward: memory grows with block x length, not with the square of the length.
 
     Args:
         query: (..., H, Lq, D).
@@ -291,7 +291,7 @@ def attention(
         slices = list(query_slices(shape, ELEMENTS))
     else:
         slices = [slice(first, min(first + block, shape[2])) for first in range(0, shape[2], block)]
-    # a block's scores are not kept for the backward; torch.func's transforms do not know of such things
+    # a block's scores are not kept for the backward; torch.func's transforms do not support this
     again = len(slices) > 1 and not return_weights and torch.is_grad_enabled()
     again = again and not torch._C._are_functorch_transforms_active()
     outs, matrices = [], []
@@ -314,7 +314,7 @@ def _fused_parameters(function: Function, query: object) -> tuple[Tensor, Tensor
     """Coefs and knots with which the fused attention computes the function; None if there are none."""
     if not isinstance(function, Reweighting) or function.spec.sigma is None:
         return None
-    if not isinstance(query, Tensor) or query.ndim < 2:  # to be refused where the other inputs are
+    if not isinstance(query, Tensor) or query.ndim < 2:  # refused where the other inputs are
         return None
     heads = query.shape[-3] if query.ndim > 2 else 1
     return function.spec.sigma.parameters(heads, query, **function.options)

@@ -16,13 +16,13 @@ def attn_scale(weights: Tensor, omega: Tensor, mask: Tensor | None = None) -> Te
     .. math:: A' = \bar{A} + (1 + \omega) (A - \bar{A}), \qquad \bar{A}_{ij} = \frac{1}{n} \sum_k A_{ik} = \frac{1}{n}
 
     A row of attention weights is a filter over the n keys. Its mean is all that it does to the constant (DC) signal,
-    and this part stays; the rest, which alone passes on what differs between the keys, is scaled. Each row sums to
-    what it did: to 1 for the usual weights, whence the paper's 1/n. Weights may become negative.
+    and this part stays; the rest, which alone passes on differences between the keys, is scaled. The sum of each row
+    does not change: it is 1 for the usual weights, hence the paper's 1/n. Weights may become negative.
 
     Args:
         weights: A, of shape (..., H, Lq, Lk).
         omega: :math:`\omega`, a tensor of shape (), or (H,) for one value per head. 0 changes nothing.
-        mask: boolean, True where a key takes part, of a shape that broadcasts to that of the weights. n is then the
+        mask: boolean, True where a key takes part, of a shape that broadcasts to the weights. n is then the
             number of keys that take part in the row; the others get weight 0, as does a row with none.
 
     Returns:
@@ -56,7 +56,7 @@ def unchecked_attn_scale(weights: Tensor, omega: Tensor, on: Tensor | None) -> T
         a = torch.where(on, a, 0)
         count = on.sum(-1, keepdim=True).clamp(min=1)
     rest = a - a.sum(-1, keepdim=True) / count
-    # not as mean + (1 + omega) * rest, which is off by a rounding at omega = 0
+    # not as mean + (1 + omega) * rest, which has a rounding error at omega = 0
     scaled = a + scale.to(a.dtype) * rest
     if on is not None:
         scaled = torch.where(on, scaled, 0)
@@ -64,7 +64,7 @@ def unchecked_attn_scale(weights: Tensor, omega: Tensor, on: Tensor | None) -> T
 
 
 class AttnScale(nn.Module):
-    r"""AttnScale as a layer, to stand between the attention weights and the values; see :func:`attn_scale`.
+    r"""AttnScale as a layer, for use between the attention weights and the values; see :func:`attn_scale`.
 
     .. math:: A' = \frac{1}{n} + (1 + \omega_h) \left(A - \frac{1}{n}\right)
 
@@ -72,7 +72,7 @@ class AttnScale(nn.Module):
     ``lamb``).
 
     Args:
-        heads: H, for one omega per head, as in the paper; None for one for all.
+        heads: H, for one omega per head, as in the paper; None for a single one.
 
     Shape:
         weights (..., H, Lq, Lk), and a boolean mask that broadcasts to it or None; output as the weights.
@@ -112,7 +112,7 @@ class AttnScale(nn.Module):
         nn.init.zeros_(self.omega)
 
     def forward(self, weights: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Scaled weights of the shape of the weights."""
+        """The scaled weights, of the same shape."""
         return attn_scale(weights, self.omega, mask)
 
     def extra_repr(self) -> str:

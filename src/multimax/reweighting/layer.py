@@ -16,7 +16,7 @@ SYMBOLS = ("t_b", "t_d", "b", "d")  # as to_paper gives them
 
 
 class MultiMax(Reweighter):
-    r"""MultiMax as a layer with parameters of its own, instead of ``nn.Softmax``.
+    r"""MultiMax as a layer that holds its parameters, instead of ``nn.Softmax``.
 
     .. math:: \phi(x) = \operatorname{softmax}(\sigma(x)), \qquad
         \sigma(x) = x + \sum_{n=1}^{N} (1 - t_{b_n}) \max(b_n - x, 0)^n + (t_{d_n} - 1) \max(x - d_n, 0)^n
@@ -31,8 +31,8 @@ class MultiMax(Reweighter):
         heads: H for one set of parameters per head, for scores of shape (..., H, queries, keys); None for one set.
         dim: the dim along which the weights sum to 1.
         init: "paper" (both from a normal distribution of standard deviation 0.02, truncated), "identity" (zero coefs,
-            so that the output is that of softmax, and knots spread over [-1, 1], so that training can begin), or a
-            pair of tensors (coefs, knots), such as :func:`from_paper` gives.
+            which gives softmax, and knots spread over [-1, 1], which lets training begin), or a pair of tensors
+            (coefs, knots), such as :func:`from_paper` gives.
         monotone: keep sigma non-decreasing, by construction: see :meth:`parameters_in_use`. The paper leaves the
             parameters unconstrained.
 
@@ -83,7 +83,7 @@ class MultiMax(Reweighter):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Sets the parameters as ``init`` says."""
+        """Sets the parameters according to ``init``."""
         if not isinstance(self.init, str):
             self.coefs.copy_(self.init[0])
             self.knots.copy_(self.init[1])
@@ -94,7 +94,7 @@ class MultiMax(Reweighter):
             self.coefs.zero_()
             spread = torch.arange(1, self.order + 1) / self.order
             self.knots.copy_(torch.stack([-spread, spread], -1))
-        if self.terms != "both":  # what takes no part is zero in the state_dict too
+        if self.terms != "both":  # terms that are off are zero in the state_dict too
             self.coefs[..., 1 if self.terms == "lower" else 0] = 0
 
     def parameters_in_use(self) -> tuple[Tensor, Tensor]:
@@ -125,7 +125,7 @@ class MultiMax(Reweighter):
         return {"coefs": coefs, "knots": knots}
 
     def settings(self) -> dict[str, Any]:
-        """As given, but for the initial parameters."""
+        """As given, except for the initial parameters."""
         return {"order": self.order, "terms": self.terms, "heads": self.heads, "monotone": self.monotone}
 
     def learned(self) -> dict[str, Tensor]:
@@ -149,7 +149,7 @@ class MultiMax(Reweighter):
 
     @property
     def t_b(self) -> Tensor:
-        """The paper's t_b, (N,) or (H, N): the slope below b in the first order, 1 + its part in the others."""
+        """The paper's t_b, (N,) or (H, N): the slope below b in the first order, 1 plus its part in the others."""
         return self._paper("t_b")
 
     @property
@@ -186,8 +186,8 @@ class MultiMax(Reweighter):
 
 
 def state_as_softmax(module: nn.Module) -> dict[str, Tensor]:
-    """The state_dict that a reweighting module has in a checkpoint that knows nothing of it: MultiMax becomes softmax,
-    and what else there is stays as it is."""
+    """The state_dict of a reweighting module that a checkpoint does not contain: MultiMax becomes softmax, and
+    everything else stays as it is."""
     return {
         name: torch.zeros_like(value) if name.rpartition(".")[2] == "coefs" else value.detach().clone()
         for name, value in module.state_dict().items()

@@ -1,14 +1,14 @@
 r"""Losses for classifiers that end in one of the sparse functions, as functions and modules.
 
-A sparse function gives classes a probability of exactly 0, whose logarithm no training survives. Each comes with a
+A sparse function gives classes a probability of exactly 0, whose logarithm is useless in training. Each comes with a
 Fenchel-Young loss instead (Blondel, Martins, Niculae 2020), convex and smooth, with the gradient
 :math:`p - y`:
 
 .. math:: L(x, y) = \max_{p \in \Delta} \left[ p^\top x + H_\alpha(p) \right] - y^\top x - H_\alpha(y), \qquad
     H_\alpha(p) = \frac{1}{\alpha (\alpha - 1)} \sum_i (p_i - p_i^\alpha)
 
-where p is sparsemax (alpha = 2), entmax15 or entmax of x. It holds for every y of the simplex, so soft targets and
-label smoothing are allowed. Ev-SoftMax has the negative logarithm of its training-time form, which is nowhere 0.
+where p is sparsemax (alpha = 2), entmax15 or entmax of x. It holds for every y in the simplex, so soft targets and
+label smoothing are allowed. Ev-SoftMax's loss is the negative logarithm of its training-time form, which is nowhere 0.
 
 Shapes: R rows, C classes.
 """
@@ -32,7 +32,7 @@ def _entropy(p: Tensor, alpha: Tensor) -> Tensor:
 
 
 def _entropy_slope(p: Tensor, alpha: Tensor) -> Tensor:
-    """Its derivative by alpha, (R,)."""
+    """Its derivative with respect to alpha, (R,)."""
     scale = alpha * (alpha - 1)
     power = p**alpha
     log_p = torch.where(p > 0, p, 1.0).log()
@@ -50,18 +50,18 @@ class FenchelYoung(torch.autograd.Function):
         """(R, C), (R, C), (R, 1) of indices or (R, C) of probabilities, (1, 1) or (R, 1), to (R,)."""
         if target.is_floating_point():
             inner = torch.where(p == target, 0.0, (p - target) * x).sum(-1)  # 0 for what is masked and not wanted
-            return (inner + _entropy(p, alpha) - _entropy(target, alpha)).clamp(min=0)  # by no more than rounding
+            return (inner + _entropy(p, alpha) - _entropy(target, alpha)).clamp(min=0)  # negative only by rounding
         inner = torch.where(p == 0, 0.0, p * x).sum(-1) - x.gather(-1, target)[:, 0]
         return (inner + _entropy(p, alpha)).clamp(min=0)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        """Keeps all of it."""
+        """Keeps all inputs."""
         ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """p - y, and by y and alpha."""
+        """p - y, and the gradients of y and alpha."""
         x, p, target, alpha = ctx.saved_tensors
         soft = target.is_floating_point()
         of_x = of_target = of_alpha = None
@@ -78,7 +78,7 @@ class FenchelYoung(torch.autograd.Function):
 
 
 def _levelled(x: Tensor, dim: int) -> Tensor:
-    """Scores less the largest of their row, which changes no loss: with it, digits would be lost."""
+    """Scores minus the largest of their row: no loss changes, and no digits are lost."""
     if x.shape[dim] == 0:
         return x
     top = x.detach().amax(dim, keepdim=True)
@@ -143,7 +143,7 @@ def sparsemax_loss(
     Args:
         input: scores of shape (C,), (R, C) or (R, C, d1, ..., dk), as in ``F.cross_entropy``.
         target: class indices of shape (), (R,) or (R, d1, ..., dk), or class probabilities of the shape of ``input``.
-        ignore_index: rows with this target count for nothing; for indices only.
+        ignore_index: rows with this target do not count; for indices only.
         reduction: "mean" (over the rows that count), "sum" or "none".
         label_smoothing: in [0, 1].
 

@@ -12,7 +12,7 @@ from multimax.reweighting.registry import Reweighter
 
 def _on_heads(values: Tensor | float, ndim: int, dim: int) -> Tensor | float:
     """A number as it is; (heads,) as a tensor that broadcasts against an input of (..., heads, queries, keys), as for
-    MultiMax: the heads are the last but one of the input's dims without `dim`."""
+    MultiMax: the heads are the second to last of the input's dims without `dim`."""
     if not isinstance(values, Tensor) or values.ndim == 0:
         return values
     checks.dims_with_heads(ndim)
@@ -46,9 +46,9 @@ class Softmax(Reweighter):
     The state_dict has ``log_temperature``, :math:`\theta`, if it is trained.
 
     Args:
-        temperature: T > 0, to stay or to begin with.
+        temperature: T > 0, fixed or initial.
         learn: whether T is trained.
-        heads: a temperature for each of so many heads, for x of (..., heads, queries, keys); trained only.
+        heads: the number of heads, for one temperature per head, for x of (..., heads, queries, keys); trained only.
         dim: the dim along which the weights sum to 1.
 
     Example:
@@ -75,7 +75,7 @@ class Softmax(Reweighter):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Back to the temperature given."""
+        """Back to the given temperature."""
         if self.log_temperature is not None:
             self.log_temperature.fill_(math.log(self.initial))
 
@@ -102,12 +102,12 @@ class Entmax(Reweighter):
 
     .. math:: \alpha = l + (h - l)\, \frac{1}{1 + e^{-\theta}}
 
-    stays in [l, h] whatever the training does. The state_dict has ``shape``, :math:`\theta`, if it is trained.
+    stays in [l, h] throughout training. The state_dict has ``shape``, :math:`\theta`, if it is trained.
 
     Args:
-        alpha: above 1, to stay or to begin with.
+        alpha: above 1, fixed or initial.
         learn: whether alpha is trained.
-        heads: an alpha for each of so many heads, for x of (..., heads, queries, keys); trained only.
+        heads: the number of heads, for one alpha per head, for x of (..., heads, queries, keys); trained only.
         bounds: (l, h), 1 < l < h, for a trained alpha. By default from nearly softmax to sparsemax.
         dim: the dim along which the weights sum to 1.
 
@@ -148,7 +148,7 @@ class Entmax(Reweighter):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Back to the alpha given."""
+        """Back to the given alpha."""
         if self.shape is not None:
             low, high = self.bounds
             share = (self.initial - low) / (high - low)
@@ -249,13 +249,14 @@ class AttnScaledSoftmax(Reweighter):
     .. math:: \phi(x) = \frac{1}{n} + (1 + \omega) \left(\operatorname{softmax}(x) - \frac{1}{n}\right)
 
     Unless told otherwise :math:`\omega` is trained and starts at 0, where the function is softmax. **The weights may
-    become negative**, see :func:`attnscale`. The state_dict has ``omega``, if it is trained. To put AttnScale behind
-    another function than softmax, there is :class:`multimax.oversmoothing.AttnScale`.
+    become negative**, see :func:`attnscale`. The state_dict has ``omega``, if it is trained. To use AttnScale after
+    a function other than softmax, see :class:`multimax.oversmoothing.AttnScale`.
 
     Args:
-        omega: :math:`\omega`, to begin with or to stay.
+        omega: :math:`\omega`, initial or fixed.
         learn: whether omega is trained.
-        heads: an omega for each of so many heads, as in the paper, for x of (..., heads, queries, keys); trained only.
+        heads: the number of heads, for one omega per head, as in the paper, for x of (..., heads, queries, keys);
+            trained only.
         dim: the dim along which the weights sum to 1.
 
     Example:
@@ -285,7 +286,7 @@ class AttnScaledSoftmax(Reweighter):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Back to the omega given."""
+        """Back to the given omega."""
         if isinstance(self.omega, Tensor):
             self.omega.fill_(self.initial)
 

@@ -1,4 +1,4 @@
-"""The formulas of the functions that are softmax or sparsemax of something else: what these are given, or what is kept.
+"""The formulas of the functions that are softmax or sparsemax of something else: of scaled scores, or of some entries.
 
 Shapes as in :mod:`multimax.ops.entmax.reference`: z is (..., K) in the compute dtype, and masked, (..., K), says which
 entries take no part.
@@ -38,7 +38,7 @@ def cooled(z: Tensor, masked: Tensor, temperature: Tensor) -> Tensor:
 def at_or_above_the_mean(z: Tensor, masked: Tensor) -> Tensor:
     """Which entries Ev-SoftMax keeps (Chen, Itkina, Senanayake and Kochenderfer 2021).
 
-    The mean is taken of z - max z: of numbers that are never positive it cannot, by rounding, exceed all of them.
+    The mean is taken of z - max z: rounding cannot lift the mean of numbers that are never positive above all of them.
     """
     with torch.no_grad():
         u = from_the_largest(z, masked)
@@ -49,7 +49,7 @@ def at_or_above_the_mean(z: Tensor, masked: Tensor) -> Tensor:
 def hourglass(z: Tensor, masked: Tensor, q: float) -> Tensor:
     """What Sparsehourglass projects on the simplex: z (1 + K q) / (|sum z| + K q) (Laha et al. 2018).
 
-    Divided by q throughout, so that q to infinity, sparsemax, is a number like any other. K counts what takes part.
+    Divided by q throughout: q to infinity, sparsemax, is a number like any other. K counts the entries that take part.
     """
     taking_part = torch.where(masked, 0.0, z)
     count = (~masked).sum(-1, keepdim=True).to(z.dtype)
@@ -58,17 +58,17 @@ def hourglass(z: Tensor, masked: Tensor, q: float) -> Tensor:
 
 
 def largest(z: Tensor, masked: Tensor, k: int | float) -> Tensor:
-    """The k largest entries, or that share of those that take part, rounded up; of equal ones some: k remain."""
+    """The k largest entries, or that share of those that take part, rounded up; of equal ones only some: k remain."""
     with torch.no_grad():
         length = z.shape[-1]
         taking_part = (~masked).sum(-1, keepdim=True)
-        # a share of 0.07 of 100 entries is 7, whatever rounding makes of the product
+        # a share of 0.07 of 100 entries is 7, however the product rounds
         most = k if isinstance(k, int) else math.ceil(k * length - 1e-9)
         order = torch.where(masked, -torch.inf, z).topk(min(most, length), -1).indices  # NaN first
         rank = torch.arange(order.shape[-1], device=z.device)
         kept = torch.ones_like(order, dtype=torch.bool)
         if not isinstance(k, int):
             kept = rank < torch.ceil(k * taking_part.double() - 1e-9)
-        # a NaN or an infinity is kept with its whole row, where it shows
+        # a row with a NaN or an infinity is kept whole, and propagates it
         lost = (~(torch.where(masked, 0.0, z) < torch.inf)).any(-1, keepdim=True)
         return (torch.zeros_like(masked).scatter(-1, order, kept) | lost) & ~masked

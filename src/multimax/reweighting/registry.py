@@ -1,12 +1,11 @@
-"""What a reweighting function is to the rest of the package, and where it is found by its name.
+"""What a reweighting function is to the rest of the package, and how it is found by name.
 
-The functions themselves are listed once, in :mod:`multimax.reweighting.specs`. What holds for all of them: they are
-called as ``function(x, *, dim=-1, mask=None, impl="auto", ...)``. x is of any shape, float32, float64, bfloat16 or
-float16; half precision is computed in float32 and returned in its dtype. ``mask`` is boolean, broadcastable to x, True
-where an entry takes part; an entry that is -inf, or at or below half of its dtype's lowest finite value, takes no part
-either. What takes no part has weight 0 and no gradient, and a row with nothing left is all zeros. A NaN shows in its
-whole row. ``impl`` is "auto", "cpu" (the compiled kernels) or "reference" (plain PyTorch), as for
-:func:`multimax.multimax`.
+The functions themselves are listed once, in :mod:`multimax.reweighting.specs`. All are called as ``function(x, *,
+dim=-1, mask=None, impl="auto", ...)``. x is of any shape, float32, float64, bfloat16 or float16; half precision is
+computed in float32 and returned in its dtype. ``mask`` is boolean, broadcastable to x, True where an entry takes part;
+an entry that is -inf, or at or below half of its dtype's lowest finite value, takes no part either. Such entries have
+weight 0 and no gradient, and a row with nothing left is all zeros. A NaN makes its whole row NaN. ``impl`` is "auto",
+"cpu" (the compiled kernels) or "reference" (plain PyTorch), as for :func:`multimax.multimax`.
 """
 
 import inspect
@@ -26,7 +25,7 @@ class PerQuery(NamedTuple):
     """Where a setting of attention, as a tensor, may have one value per query."""
 
     dim: int  # of the queries, counted from the end
-    ndim: int  # the least number of dims with which it has that dim
+    ndim: int  # the least number of dims for it to have that dim
 
 
 class Sigma(NamedTuple):
@@ -46,9 +45,9 @@ class Spec:
         name: of the function, for :func:`get`.
         function: called as ``function(x, *, dim, mask, impl, **options)``.
         module: the class that holds its options and what it learns.
-        loss: to train a classifier that ends in the function with; None if there is none.
+        loss: for training a classifier that ends in the function; None if there is none.
         loss_module: the same as a module.
-        learns: attributes of the module in which what it has learned is read.
+        learns: attributes of the module that hold what it has learned.
         differentiable: the options that may be tensors with a gradient, and where they may have one value per query;
             None if they may not.
         sigma: for a function that is the softmax of modulated scores.
@@ -64,7 +63,7 @@ class Spec:
     differentiable: Mapping[str, PerQuery | None] = field(default_factory=dict)
     sigma: Sigma | None = None
     home: str = "reweighting"
-    options: Mapping[str, inspect.Parameter] = field(init=False)  # what the function takes beside x, dim, mask and impl
+    options: Mapping[str, inspect.Parameter] = field(init=False)  # what the function takes besides COMMON
 
     def __post_init__(self) -> None:
         """Reads the function's signature, once."""
@@ -72,7 +71,7 @@ class Spec:
         object.__setattr__(self, "options", {n: p for n, p in parameters.items() if n not in COMMON})
 
     def takes_heads(self) -> bool:
-        """Whether the module can have parameters for each head."""
+        """Whether the module can have parameters per head."""
         return "heads" in inspect.signature(self.module).parameters
 
 
@@ -88,7 +87,7 @@ class Reweighting:
 
     @property
     def spec(self) -> Spec:
-        """What is known of the function."""
+        """The function's Spec."""
         return BY_NAME[self.name]
 
     def __call__(self, x: Tensor, *, dim: int = -1, mask: Tensor | None = None, impl: str = "auto") -> Tensor:
@@ -97,7 +96,7 @@ class Reweighting:
 
 
 class Reweighter(nn.Module):
-    """What the modules share: a dim, and a function with the present options."""
+    """What the modules share: a dim, and a function with the current options."""
 
     reweighting_name: ClassVar[str]
 
@@ -107,15 +106,15 @@ class Reweighter(nn.Module):
         self.dim = dim
 
     def options(self, ndim: int, dim: int) -> dict[str, Any]:
-        """The function's options for an input of so many dims."""
+        """The function's options for an input with that many dims."""
         return {}
 
     def settings(self) -> dict[str, Any]:
-        """What the module was made with, as plain data, but for the dim and initial parameters given as tensors."""
+        """What the module was made with, as plain data, except for the dim and initial parameters given as tensors."""
         return {}
 
     def function(self, ndim: int = 4, dim: int = -1) -> Reweighting:
-        """The function with its present options: for attention scores, or for an input of ndim dims."""
+        """The function with its current options: for attention scores, or for an input of ndim dims."""
         return Reweighting(self.reweighting_name, self.options(ndim, dim))
 
     def learned(self) -> dict[str, Tensor]:
@@ -151,7 +150,7 @@ def get(name: str, **options: Any) -> Reweighting:
 
     Args:
         name: one of :func:`names`.
-        options: what the function takes beside x, dim, mask and impl: ``temperature`` (softmax), ``coefs`` and
+        options: what the function takes besides x, dim, mask and impl: ``temperature`` (softmax), ``coefs`` and
             ``knots`` (multimax), ``alpha`` (entmax), ``eps`` (evsoftmax), ``q`` (sparsehourglass), ``k`` (topk),
             ``omega`` (attnscale).
 
@@ -195,7 +194,7 @@ def function_of(reweight: str | Function) -> Function:
         return get(reweight)
     if isinstance(reweight, Reweighter):
         return reweight.function()
-    if isinstance(reweight, nn.Softmax):  # torch's, which knows no mask
+    if isinstance(reweight, nn.Softmax):  # torch's, which takes no mask
         return get("softmax")
     if isinstance(reweight, nn.Module):  # the user's, called like the modules here
         return lambda x, dim, mask: reweight(x, mask=mask)
@@ -207,7 +206,7 @@ def learned(module: nn.Module) -> dict[str, Tensor]:
     """What a reweighting module has learned, by symbol, () or (heads,) each: MultiMax in the paper's symbols.
 
     Args:
-        module: one of this package, or any other, whose parameters are then given as they are.
+        module: one of this package, or any other, whose parameters are then returned as they are.
 
     Example:
         >>> from multimax import reweighting

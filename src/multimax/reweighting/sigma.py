@@ -1,4 +1,4 @@
-"""MultiMax and softmax at a temperature as softmax of sigma(x): for the fused attention, and for a mask of numbers,
+"""MultiMax and softmax at a temperature as softmax of sigma(x): for the fused attention, and for masks of numbers,
 which are added after sigma.
 """
 

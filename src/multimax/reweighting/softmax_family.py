@@ -1,5 +1,5 @@
 """Softmax, and the functions that are softmax of something else: of scores at a temperature, of some of the entries, or
-with its high-pass part scaled. What holds for all of them is said in :mod:`multimax.reweighting.registry`.
+with its high-pass part scaled. What they have in common is described in :mod:`multimax.reweighting.registry`.
 """
 
 import math
@@ -29,8 +29,8 @@ def _plain_softmax(x: Tensor, dim: int, mask: Tensor | None, impl: str) -> Tenso
 
 
 def lowered(x: Tensor, high: Tensor, eps: float) -> Tensor:
-    """Scores in the compute dtype whose softmax is Ev-SoftMax's training-time form: what is not `high`, at or above the
-    mean, is lower by the logarithm of (1 + eps) / eps."""
+    """Scores in the compute dtype whose softmax is Ev-SoftMax's training-time form: entries that are not `high` (at or
+    above the mean) are lowered by the logarithm of (1 + eps) / eps."""
     wide = x.to(compute_dtype(x.dtype))
     below = wide - (math.log1p(eps) - math.log(eps))
     masked = masking.masked(x)  # stays so, in the wider dtype
@@ -83,7 +83,7 @@ def evsoftmax(x: Tensor, *, eps: float = 0.0, dim: int = -1, mask: Tensor | None
         x: input of any shape.
         eps: :math:`\epsilon \ge 0`.
         dim: the dim along which the weights sum to 1.
-        mask: True where an entry takes part; the mean is that of these.
+        mask: True where an entry takes part; the mean is over these.
         impl: "auto", "cpu" or "reference".
 
     Returns:
@@ -115,8 +115,8 @@ def topk(x: Tensor, *, k: int | float, dim: int = -1, mask: Tensor | None = None
 
     Args:
         x: input of any shape.
-        k: how many entries to keep: an int of at least 1 (all, if there are not so many), or a float in (0, 1], the
-            share of those that take part, rounded up. Of equal entries at the edge some are kept, so that there are k.
+        k: how many entries to keep: an int of at least 1 (all, if there are fewer), or a float in (0, 1], the share of
+            those that take part, rounded up. Of equal entries at the edge only some are kept, to have exactly k.
         dim: the dim along which the weights sum to 1.
         mask: True where an entry takes part.
         impl: "auto", "cpu" or "reference".
@@ -142,19 +142,19 @@ def topk(x: Tensor, *, k: int | float, dim: int = -1, mask: Tensor | None = None
 def attnscale(
     x: Tensor, *, omega: float | Tensor, dim: int = -1, mask: Tensor | None = None, impl: str = "auto"
 ) -> Tensor:
-    r"""AttnScale of softmax: what the weights have beside their mean is scaled by 1 + omega.
+    r"""AttnScale of softmax: the deviation of the weights from their mean is scaled by 1 + omega.
 
     .. math:: \phi(x)_i = \frac{1}{n} + (1 + \omega) \left(\operatorname{softmax}(x)_i - \frac{1}{n}\right)
 
-    for the n entries of the row that take part. The weights still sum to 1, but **they may be negative**, unlike those
-    of all the other functions here: for :math:`\omega > 0` below :math:`\frac{\omega}{1 + \omega} \frac{1}{n}` of
-    softmax. So they are no distribution: there is no loss, and measures of weights that have a logarithm in them do not
-    hold. For :math:`\omega < -1` the order of the entries is reversed.
+    for the n entries of the row that take part. The weights still sum to 1, but **they may be negative**, unlike the
+    weights of all other functions here: for :math:`\omega > 0`, where softmax is below
+    :math:`\frac{\omega}{1 + \omega} \frac{1}{n}`. So they are not a distribution: there is no loss, and measures that
+    take the logarithm of weights do not apply. For :math:`\omega < -1` the order of the entries is reversed.
 
     Args:
         x: input of any shape; of (..., heads, queries, keys) where each head has an omega.
         omega: :math:`\omega`, a number or a tensor of shape (), or (H,) for one per head, with a gradient; the heads
-            are the last but one of x's dims without ``dim``. 0 is softmax.
+            are the second to last of x's dims without ``dim``. 0 is softmax.
         dim: the dim along which the weights sum to 1.
         mask: True where an entry takes part; n is the number of these in the row.
         impl: "auto", "cpu" or "reference", for softmax.

@@ -1,4 +1,4 @@
-"""The reweighting functions, each in one place: a further one needs its function, its module and a Spec here."""
+"""The reweighting functions, each in one place: a new one needs its function, its module and a Spec here."""
 
 from multimax.ops.entmax.api import entmax, entmax15, sparsemax
 from multimax.ops.rows.api import multimax

@@ -1,4 +1,4 @@
-"""The monitor as a callback of transformers' Trainer. The one file that imports transformers' trainer."""
+"""The monitor as a callback of transformers' Trainer. The only file that imports transformers' Trainer."""
 
 from typing import Any
 
@@ -11,14 +11,14 @@ from multimax.training.monitor import Monitor
 class MultiMaxCallback(TrainerCallback):
     """A :class:`multimax.Monitor` for transformers' ``Trainer``: it logs to whatever the Trainer reports to.
 
-    Values are logged by ``trainer.log``, so that they are in ``trainer.state.log_history`` too, under the number of
-    steps that were done before. They are not printed: there are too many. Reporters put ``train/`` before the names.
+    Values are logged by ``trainer.log``, and so are also in ``trainer.state.log_history``, under the number of steps
+    done before. They are not printed, since there are too many. Reporters put ``train/`` before the names.
 
-    A step is watched from its first micro-batch to the optimizer. The Trainer clips before it calls anybody: with
-    ``max_grad_norm`` above 0, ``grad_norm`` is that after clipping.
+    A step is observed from its first micro-batch to the optimizer. The Trainer clips before it calls any callback: with
+    ``max_grad_norm`` above 0, ``grad_norm`` is the norm after clipping.
 
     Args:
-        trainer: to add it to.
+        trainer: the Trainer to add it to.
         options: of :class:`multimax.Monitor`, such as ``every``.
 
     Example:
@@ -55,7 +55,7 @@ class MultiMaxCallback(TrainerCallback):
             handler.callbacks = everybody
 
     def _close(self) -> None:
-        """Leaves a step that an error, or the user, broke off."""
+        """Leaves a step that an error, or the user, interrupted."""
         if self.monitor is not None:
             self.monitor.close()
 
@@ -80,5 +80,5 @@ class MultiMaxCallback(TrainerCallback):
             self.monitor.__exit__(None, None, None)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Takes the hooks away, if there are any."""
+        """Removes the hooks, if there are any."""
         self._close()

@@ -35,7 +35,7 @@ def reweighting_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def reweighting_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Name and parameter of all that the reweighting functions of a model learn, each parameter once.
+    """Name and parameter of everything that the reweighting functions of a model learn, each parameter once.
 
     These are ``coefs`` and ``knots`` of MultiMax, a trained temperature, the shape of a trained alpha, and the omega of
     AttnScale; whether they require a gradient or not.
@@ -63,16 +63,16 @@ def _required(model: nn.Module) -> dict[str, nn.Parameter]:
 def param_groups(
     model: nn.Module, *, lr: float | Tensor, weight_decay: float, multimax_lr_factor: float = 1.0
 ) -> list[dict[str, Any]]:
-    r"""Two groups for an optimizer: all other parameters, and those of the reweighting functions, never decayed.
+    r"""Two groups for an optimizer: the reweighting functions' parameters, which are never decayed, and all others.
 
     .. math:: \text{rate} = \text{lr} \cdot \text{factor}, \qquad \text{decay} = 0
 
-    for the second. Decay would pull them towards softmax, and the knots towards 0, whatever the loss says.
+    for the reweighting parameters. Decay would pull them towards softmax, and the knots towards 0, whatever the loss.
 
-    ``coefs`` and ``knots`` have two dims, but are no matrices: optimizers that orthogonalise, such as
-    ``torch.optim.Muon``, must not get them, and a split by ``ndim == 2`` would hand them over. Split the first group
-    alone, and give the second to AdamW (see the example). It is marked ``use_muon: False``, which optimizers that do
-    both in one read.
+    ``coefs`` and ``knots`` have two dims, but are not matrices: optimizers that orthogonalise, such as
+    ``torch.optim.Muon``, must not get them, and a split by ``ndim == 2`` would hand them over. Split only the
+    first group, and give the second to AdamW (see the example). It is marked ``use_muon: False`` for optimizers that
+    combine the two.
 
     Args:
         model: with at least one reweighting parameter.
@@ -81,8 +81,8 @@ def param_groups(
         multimax_lr_factor: the reweighting parameters' learning rate, as a multiple of lr.
 
     Returns:
-        [others, reweighting], dicts as ``torch.optim`` takes them. Each parameter that requires a gradient is in one of
-        them, once, also where modules share it.
+        [others, reweighting], dicts as ``torch.optim`` takes them. Each parameter that requires a gradient is in
+        exactly one group, also where modules share it.
 
     Example:
         >>> import torch, multimax
@@ -137,7 +137,7 @@ def clip_grad_norm_(
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
 ) -> Tensor:
-    r"""``torch.nn.utils.clip_grad_norm_`` that a few shared scalars cannot take over.
+    r"""``torch.nn.utils.clip_grad_norm_`` that a few shared scalars cannot dominate.
 
     .. math:: g \leftarrow g \cdot \min\left(1, \frac{\text{max\_norm}}{N + 10^{-6}}\right)
 
@@ -147,26 +147,26 @@ def clip_grad_norm_(
     - "scaled": one N for all, in which the gradient of an output layer's reweighting parameters counts divided by
       :math:`\sqrt{V}`, V its number of classes:
       :math:`N = \lVert (g_{others}, g_{MultiMax} / \sqrt{V}) \rVert`. The division is for N alone. All gradients are
-      then multiplied by one factor, so that the direction of the step stays, nothing changes below max_norm, and a
-      second call does nothing. For Adam, which divides by the gradient's size, that is all that matters.
-    - "separate": the reweighting parameters, those of all layers together, are clipped by one norm, and all
-      others by another, each to max_norm.
+      then multiplied by one factor: the direction of the step stays the same, nothing changes below max_norm, and a
+      second call does nothing. For Adam, which divides by the gradient's size, nothing else matters.
+    - "separate": the reweighting parameters of all layers together are clipped by one norm, and all other parameters
+      by another, each to max_norm.
 
     An output layer is an ``nn.Linear`` that holds the reweighting module, as :class:`multimax.MultiMaxHead` does, or a
     module with both it and an ``nn.Linear`` called ``linear``. Parameters of attention always count in full in
-    "scaled": their number of keys is not the module's but the batch's. A model without reweighting parameters is
-    clipped as torch does it.
+    "scaled": their number of keys depends on the batch, not on the module. A model without reweighting parameters is
+    clipped as in torch.
 
     Args:
         model: after the backward; its gradients may be DTensors, as under ``fully_shard``.
-        max_norm: what N is brought down to.
+        max_norm: the largest N that is left unclipped.
         mode: "scaled" or "separate".
         norm_type: p of the norm, ``inf`` for the largest.
         error_if_nonfinite: raise if a norm is NaN or infinite, before anything is changed.
 
     Returns:
-        The norm before clipping: N for "scaled", that of all gradients for "separate". A DTensor where the gradients
-        are, as torch has it: its ``full_tensor()`` is the number.
+        The norm before clipping: N for "scaled", the norm of all gradients for "separate". A DTensor if the
+        gradients are, as in torch: its ``full_tensor()`` is the number.
 
     Example:
         >>> import torch, multimax
@@ -196,11 +196,11 @@ def clip_grad_norm_(
 
 @dataclass
 class TrainOnly:
-    """Which parameters :func:`train_only_reweighting_` left to train, and the way back; also a context manager."""
+    """Which parameters :func:`train_only_reweighting_` left to train, and how to undo it; also a context manager."""
 
     model: nn.Module
     names: tuple[str, ...]  # of the parameters that are trained
-    numel: int  # how many numbers they are
+    numel: int  # how many numbers they hold
     before: dict[str, bool]  # requires_grad of every parameter
 
     def undo(self) -> None:
@@ -210,7 +210,7 @@ class TrainOnly:
             parameter.requires_grad_(self.before.get(name, parameter.requires_grad))
 
     def __enter__(self) -> "TrainOnly":
-        """Itself: the parameters are frozen already."""
+        """Itself: the parameters are already frozen."""
         return self
 
     def __exit__(
@@ -225,7 +225,7 @@ class TrainOnly:
 
 
 def train_only_reweighting_(model: nn.Module) -> TrainOnly:
-    """Freezes all of a model but the parameters of its reweighting functions, in place.
+    """Freezes everything in a model but the parameters of its reweighting functions, in place.
 
     A model of 12 attention layers of order 2 then trains 96 numbers. Frozen parameters lose their gradient, since
     optimizers also apply one that is left over. Do it before ``DistributedDataParallel`` or ``fully_shard``, which

@@ -22,7 +22,7 @@ from multimax.training.groups import reweighting_modules
 from multimax.training.score_ranges import ScoreRanges
 
 SCORES = (-10.0, 10.0)  # where scores cannot be seen
-ROUNDING = 1e-5  # a slope that is this little below 0 is none
+ROUNDING = 1e-5  # a slope this little below 0 does not count
 Log = Callable[[dict[str, float], int], object]
 
 
@@ -63,7 +63,7 @@ def _drops(module: nn.Module) -> bool:
 
 
 def _watchable(model: nn.Module) -> None:
-    """Raises where the measures cannot be taken in training."""
+    """Raises if the measures cannot be taken in training."""
     checks.observable(model)
     functions = [name for name, _ in reweighting_modules(model)]
     for name, module in model.named_modules():
@@ -74,40 +74,40 @@ def _watchable(model: nn.Module) -> None:
 
 
 class Monitor:
-    r"""Watches the reweighting functions of a model in any training loop, every so many steps.
+    r"""Observes the reweighting functions of a model in any training loop, every few steps.
 
-    A context manager, entered once per step, around forward and backward; all micro-batches of a step, if there are
-    several. On every ``every``-th step, the first included, it logs for each layer
+    A context manager, entered once per step, around the forward and backward of all its micro-batches. On every
+    ``every``-th step, the first included, it logs for each layer
 
     - the parameters: ``t_b_1``, ``t_d_1``, ``b_1``, ``d_1`` and so on for the further orders, in the paper's symbols;
       ``temperature``, ``alpha`` or ``omega`` for the other functions that learn;
     - the measures of this step's batches, taken by :func:`multimax.metrics.collect`;
-    - ``grad_norm``, of all reweighting parameters in it, as it is at the end of the block; and once for all layers.
+    - ``grad_norm``, of all reweighting parameters in it, at the end of the block; and one for all layers together.
 
-    Names are ``multimax/<layer>/<value>``, and a layer's is that of the module that holds the function. On these steps
-    it also warns, once for each layer and cause, where
+    Names are ``multimax/<layer>/<value>``, where the layer is the module that holds the function. On these steps it
+    also warns, once for each layer and cause, where
 
-    - sigma falls somewhere in the range of scores that the layer has seen in this step, so that a larger score gets
-      less weight (:func:`multimax.metrics.least_slope`, exact for any order). In an output layer
-      they are the logits of the first rows; where none can be seen, the range is [-10, 10];
+    - sigma falls somewhere in the range of scores that the layer has seen in this step: a larger score then gets less
+      weight (:func:`multimax.metrics.least_slope`, exact for any order). In an output layer the scores are the logits
+      of the first rows; where none can be observed, the range is [-10, 10];
     - a stored parameter is not finite, or beyond ``limit``.
 
-    What the model computes, its gradients and its random numbers stay what they are. On all other steps nothing is
-    watched, and nothing is there that could cost time. Where attention cannot be seen, as under ``torch.compile``, it
-    says so once and logs all but the measures.
+    The model's results, gradients and random numbers do not change. On all other steps nothing is observed, at no cost.
+    Where attention cannot be observed, as under ``torch.compile``, it says so once and logs everything but the
+    measures.
 
     Args:
         model: to be trained; may be wrapped by ``DistributedDataParallel``. With several processes, all have to enter
-            and leave together, since sharded parameters are gathered; measures are those of its batches alone.
-        log: is called as ``log(values, step)``, values being a dict of floats; None to read ``values`` oneself.
-        every: how many steps from one that is watched to the next.
+            and leave together, since sharded parameters are gathered; each measures its own batches only.
+        log: called as ``log(values, step)``, where values is a dict of floats; None to read ``values`` yourself.
+        every: how many steps from one that is observed to the next.
         measures: names of measures, as for :func:`multimax.metrics.collect`; none for no measures.
         per_head: log parameters for each head (``head_0/t_b_1``), not their mean over the heads.
-        score_range: (low, high) in which sigma has to rise, instead of what is seen.
+        score_range: (low, high) in which sigma has to rise, instead of the observed range.
         limit: the absolute value beyond which a stored parameter has run away.
 
     Attributes:
-        step: number of the next step, which may be set; ``log`` gets the number of the steps that were before.
+        step: number of the next step, which may be set; ``log`` gets the number of steps before it.
         values: what was logged last.
 
     Example:
@@ -161,13 +161,13 @@ class Monitor:
 
     def _no_measures(self, error: ValueError) -> None:
         if self.measures:
-            self._warn("", "measures", f"{error} (multimax.Monitor goes on without measures)")
+            self._warn("", "measures", f"{error} (multimax.Monitor continues without measures)")
         self.measures, self._found = (), None
 
     def __enter__(self) -> "Monitor":
         """Begins a step."""
         if self._hooks is not None:
-            raise RuntimeError("multimax: expected the step before to be over, got another within it")
+            raise RuntimeError("multimax: expected the previous step to have ended, got another within it")
         if self.step % self.every == 0:
             self._hooks = ExitStack()
             self._ranges = ScoreRanges({n: m for n, m in self.modules.items() if isinstance(m, MultiMax)}, self.model)
@@ -184,7 +184,7 @@ class Monitor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Ends a step: reads, checks and logs, if it was one to watch and raised nothing."""
+        """Ends a step: reads, checks and logs, if it was one to observe and raised nothing."""
         step, hooks = self.step, self._hooks
         self.step, self._hooks = step + 1, None
         if hooks is None:
@@ -202,9 +202,9 @@ class Monitor:
             self.log(self.values, step)
 
     def close(self) -> None:
-        """Leaves a step that was broken off, if there is one, and reads nothing."""
+        """Leaves a step that was interrupted, if there is one, and reads nothing."""
         if self._hooks is not None:
-            error = RuntimeError("multimax: a step was broken off")
+            error = RuntimeError("multimax: a step was interrupted")
             self.__exit__(RuntimeError, error, None)
 
     def _read(self) -> dict[str, float]:
@@ -241,7 +241,7 @@ class Monitor:
                 return self._warn(name, "finite", text)
             if p.abs().max() > self.limit:
                 text = f"multimax: expected parameters within {self.limit:g}, got {which} of {layer} with "
-                text += f"{p.abs().max().item():.4g}; a lower multimax_lr_factor in param_groups may hold it"
+                text += f"{p.abs().max().item():.4g}; a lower multimax_lr_factor in param_groups may prevent it"
                 self._warn(name, "limit", text)
         if not isinstance(plain, MultiMax):
             return None

@@ -1,6 +1,6 @@
 """Remedies against over-smoothing that the paper compares with: AttnScale, and the losses of Patch Diversification.
 
-Over-smoothing is that the patches of an image, or the tokens of a text, become ever more alike from layer to layer.
+Over-smoothing means that the patches of an image, or the tokens of a text, become more alike from layer to layer.
 
 Shapes: B images, H heads, Lq queries, Lk keys; n patches of d features, C classes.
 """
@@ -27,7 +27,7 @@ __all__ = [
 
 
 def _exact(value: Tensor) -> Tensor:
-    """In float32 at least."""
+    """At least float32."""
     return value.to(compute_dtype(value.dtype))
 
 
@@ -58,7 +58,7 @@ def patch_cosine_loss(features: Tensor) -> Tensor:
 
 
 def patch_contrastive_loss(first: Tensor, last: Tensor) -> Tensor:
-    r"""Patch Diversification's second loss: that a patch of the last layer still resembles what it was in the first.
+    r"""Patch Diversification's second loss: how little a patch of the last layer still resembles itself in the first.
 
     .. math:: L_{con} = -\frac{1}{n} \sum_i \log \frac{\exp(g_i^T h_i)}{\exp(g_i^T h_i) + \exp(g_i^T \bar{h}_i)},
         \qquad \bar{h}_i = \frac{1}{n - 1} \sum_{j \ne i} h_j
@@ -67,7 +67,7 @@ def patch_contrastive_loss(first: Tensor, last: Tensor) -> Tensor:
 
     Args:
         first: :math:`g_1, \dots, g_n`, the patches of the first layer without the class token, (B, n, d), n >= 2.
-        last: :math:`h_1, \dots, h_n`, those of the last layer, of the same shape.
+        last: :math:`h_1, \dots, h_n`, the patches of the last layer, of the same shape.
 
     Returns:
         The mean over the batch, a scalar of last's dtype, above 0; :math:`\log 2` if all patches of the last layer
@@ -98,11 +98,11 @@ def patch_mixing(
     share: float | None = None,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor]:
-    r"""Images with a rectangle of whole patches from another image each, and the target of every patch.
+    r"""Images that each have a rectangle of whole patches from another image, and the target of every patch.
 
     .. math:: x'_i = m_i\, x_{\pi, i} + (1 - m_i)\, x_i, \qquad y'_i = m_i\, y_\pi + (1 - m_i)\, y
 
-    CutMix on the grid of patches, so that each patch is of one image and has one target. As in the published code,
+    CutMix on the grid of patches: each patch comes from one image and has one target. As in the published code,
     the rectangle m and the permutation :math:`\pi` are drawn once for the batch.
 
     Args:
@@ -114,8 +114,8 @@ def patch_mixing(
         generator: for the random numbers, instead of torch's global one (which is drawn from on the CPU).
 
     Returns:
-        The mixed images, and patch targets (B, n) or (B, n, C) with patches in row-major order, as patch embeddings
-        have them. The target of the whole image is the mean of its patches' probabilities.
+        The mixed images, and patch targets (B, n) or (B, n, C) with patches in row-major order, as in patch
+        embeddings. The target of the whole image is the mean of its patches' probabilities.
 
     Example:
         >>> import torch
@@ -142,7 +142,7 @@ def patch_mixing(
     checks.image_targets(targets, images)
     batch, _, image_height, image_width = images.shape
     rows, columns = image_height // height, image_width // width
-    # on the CPU, whatever the images are on, so that a seed means the same everywhere
+    # on the CPU, wherever the images are, so that a seed means the same everywhere
     device = generator.device if generator is not None else torch.device("cpu")
 
     def below(bound: int) -> int:

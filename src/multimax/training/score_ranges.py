@@ -27,13 +27,13 @@ class ScoreRanges:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Looks at the scores within the context."""
+        """Observes the scores within the context."""
         with ExitStack() as hooks:
             for name, module in self.modules.items():
                 hooks.callback(module.register_forward_hook(self._called(name), with_kwargs=True).remove)
             for name, parent in self.parents.items():
                 if (linear := output_linear(parent)) is not None:
-                    # before it, since a sharded weight is only whole until after it
+                    # before its forward: a sharded weight does not stay whole after it
                     hooks.callback(parent.register_forward_pre_hook(self._logits(name, linear)).remove)
             hooks.enter_context(self.running.watch())
             hooks.enter_context(observing.observe(self._observe))

@@ -1,4 +1,4 @@
-"""Attention: the kernels against the reference in float64, torch's own attention as the oracle at zero coefs."""
+"""Attention: the kernels against the reference in float64, torch's attention as the oracle at zero coefs."""
 
 import itertools
 import statistics
@@ -78,13 +78,13 @@ def assert_as_good_as_eager(inputs: list[Tensor], **options: Any) -> None:
         exact = run("reference", grad.double(), [v.double() for v in scaled], **double)
         plain = eager(grad, scaled, **options)
         ours = run("cpu", grad, scaled, **options)
-        for label, judge, theirs, own in zip(LABELS, exact, plain, ours, strict=False):
-            assert own.dtype == theirs.dtype
-            assert own.shape == theirs.shape
-            assert torch.equal(own.isnan(), theirs.isnan()), label
+        for label, judge, theirs, result in zip(LABELS, exact, plain, ours, strict=False):
+            assert result.dtype == theirs.dtype
+            assert result.shape == theirs.shape
+            assert torch.equal(result.isnan(), theirs.isnan()), label
             finite = judge.isfinite()
             size = judge[finite].norm()
-            errors[label].append(tuple(((t.double() - judge)[finite].norm() / size).item() for t in (own, theirs)))
+            errors[label].append(tuple(((t.double() - judge)[finite].norm() / size).item() for t in (result, theirs)))
     for label, pairs in errors.items():
         error, allowed = (statistics.median(values) for values in zip(*pairs, strict=True))
         rounding = torch.finfo(query.dtype if label in LABELS[:4] else inputs[3].dtype).eps
@@ -101,12 +101,12 @@ def assert_close_to_reference(inputs: list[Tensor], **options: Any) -> list[Tens
     exact = run("reference", grad.double(), [v.double() for v in inputs], **{k: wide(v) for k, v in options.items()})
     ours = run("cpu", grad, inputs, **options)
     eps = torch.finfo(inputs[0].dtype).eps
-    for label, judge, own in zip(LABELS, exact, ours, strict=False):
+    for label, judge, result in zip(LABELS, exact, ours, strict=False):
         scale = 1 + judge.abs().max().item() if judge.numel() else 0.0
         # a parameter's gradient is a sum over all scores that nearly cancels
         terms = inputs[0].shape[-2] * inputs[1].shape[-2] if label in ("coefs", "knots") else 1
         atol = eps * scale * max(300, terms**0.5 * 30)
-        torch.testing.assert_close(own.double(), judge, rtol=0, atol=atol, msg=lambda m, n=label: f"{n}: {m}")
+        torch.testing.assert_close(result.double(), judge, rtol=0, atol=atol, msg=lambda m, n=label: f"{n}: {m}")
     return ours
 
 
@@ -201,7 +201,7 @@ def test_orders(isa: str, order: int, per_head: bool) -> None:
 @pytest.mark.parametrize("key_heads", [1, 2, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, *HALF], ids=str)
 def test_shared_key_heads(key_heads: int, dtype: torch.dtype) -> None:
-    for queries in (1, 65, 600):  # 600: several items a group
+    for queries in (1, 65, 600):  # 600: several items per group
         inputs = make(b=1, queries=queries, keys=70, key_heads=key_heads, dtype=dtype, per_head=True)
         assert_as_good_as_eager(inputs, enable_gqa=True)
 
@@ -678,8 +678,8 @@ def test_opcheck(dtype: torch.dtype) -> None:
     query, key, value, coefs, knots = make(b=2, h=4, queries=9, keys=11, key_heads=2, dtype=dtype)
     inside = query.transpose(1, 2).contiguous().transpose(1, 2)
     seed, bias = torch.tensor([4]), torch.randn(1, 4, 9, 11).to(dtype)
-    for own, mask in ((query, torch.rand(2, 1, 9, 11) < 0.8), (inside, None)):
-        arguments = (own, key, value, coefs, knots, mask, bias, None, None, seed, 0.3, 0.25, True, -1, -1)
+    for queries, mask in ((query, torch.rand(2, 1, 9, 11) < 0.8), (inside, None)):
+        arguments = (queries, key, value, coefs, knots, mask, bias, None, None, seed, 0.3, 0.25, True, -1, -1)
         for training in (True, False):
             torch.library.opcheck(torch.ops.multimax.attention_forward.default, (*arguments, training))
         out, stats, rest = torch.ops.multimax.attention_forward(*arguments, True)
@@ -749,9 +749,9 @@ def test_func_grad_and_vmap() -> None:
     def loss(query: Tensor, coefs: Tensor, impl: str = "cpu") -> Tensor:
         return multimax_attention(query, key, value, coefs, knots, impl=impl).square().sum()
 
-    own = torch.func.grad(loss, argnums=(0, 1))(query, coefs)
+    found = torch.func.grad(loss, argnums=(0, 1))(query, coefs)
     exact = torch.func.grad(loss, argnums=(0, 1))(query, coefs, "reference")
-    for a, b in zip(own, exact, strict=True):
+    for a, b in zip(found, exact, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
     queries, sets = torch.randn(3, *query.shape), torch.randn(3, 2, 2) * 0.1
     for dims in ((0, None), (None, 0), (0, 0)):

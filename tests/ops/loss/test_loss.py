@@ -1,4 +1,4 @@
-"""The losses against the formulas in float64 and against torch's own, for every option, with every gradient."""
+"""The losses against the formulas in float64 and against torch's, for every option, with every gradient."""
 
 import itertools
 from pathlib import Path
@@ -45,7 +45,7 @@ def leaves(*tensors: Tensor | None) -> list[Any]:
 
 
 def exact_loss(x: Tensor, target: Tensor, coefs: Tensor, knots: Tensor, **options: Any) -> Tensor:
-    """Torch's own loss functions on log multimax: nothing of loss_ops in it."""
+    """Torch's loss functions on log multimax: nothing of loss_ops in it."""
     weight, smoothing = options.get("weight"), options.get("label_smoothing", 0.0)
     ignore, reduction, z_loss = (
         options.get("ignore_index", -100),
@@ -84,7 +84,7 @@ def name_of(options: dict[str, Any]) -> str:
 
 
 class TestExact:
-    """In float64, to 1e-10, against torch's own loss of sigma(x)."""
+    """In float64, to 1e-10, against torch's loss of sigma(x)."""
 
     @pytest.mark.parametrize("impl", ["auto", "reference", "torch"])
     @pytest.mark.parametrize("kind", KINDS)
@@ -99,8 +99,8 @@ class TestExact:
         expected = gradients(exact_loss(x, target, *params, **options), upstream, [x, *params])
         x, *params = leaves(*inputs)
         loss = multimax.multimax_cross_entropy(x, target, *params, **options, impl=impl)
-        for own, judge in zip(gradients(loss, upstream, [x, *params]), expected, strict=True):
-            torch.testing.assert_close(own, judge, rtol=1e-10, atol=1e-10)
+        for grad, judge in zip(gradients(loss, upstream, [x, *params]), expected, strict=True):
+            torch.testing.assert_close(grad, judge, rtol=1e-10, atol=1e-10)
 
     @pytest.mark.parametrize("impl", ["auto", "reference", "torch"])
     @pytest.mark.parametrize("chunk", [None, 1, 5])
@@ -118,8 +118,8 @@ class TestExact:
         loss = multimax.linear_multimax_cross_entropy(
             h, w, target, *params, linear_bias=b, **options, chunk=chunk, impl=impl
         )
-        for own, judge in zip(gradients(loss, upstream, given), expected, strict=True):
-            torch.testing.assert_close(own, judge, rtol=1e-10, atol=1e-10)
+        for grad, judge in zip(gradients(loss, upstream, given), expected, strict=True):
+            torch.testing.assert_close(grad, judge, rtol=1e-10, atol=1e-10)
 
     @pytest.mark.parametrize("reduction", ["mean", "none"])
     def test_gradcheck(self, reduction: str) -> None:
@@ -160,16 +160,16 @@ class TestAsTorch:
             target = torch.randint(7, shape[:dim] + shape[dim + 1 :])
             if target.numel() > 3:
                 target.view(-1)[1] = -100
-        own, theirs = leaves(x, x)
+        ours, theirs = leaves(x, x)
         z_loss = options.pop("z_loss")
         assert z_loss == 0
         expected = F.cross_entropy(theirs, target, **options)
-        loss = multimax.multimax_cross_entropy(own, target, *zero(), **options)
+        loss = multimax.multimax_cross_entropy(ours, target, *zero(), **options)
         assert loss.shape == expected.shape
         torch.testing.assert_close(loss, expected, equal_nan=True)
         upstream = torch.randn(loss.shape)
         torch.testing.assert_close(
-            torch.autograd.grad(loss, own, upstream),
+            torch.autograd.grad(loss, ours, upstream),
             torch.autograd.grad(expected, theirs, upstream),
             rtol=1e-5,
             atol=1e-6,
@@ -191,8 +191,8 @@ class TestAsTorch:
         theirs = gradients(expected, upstream, given)
         h, w, b = given = leaves(*tensors)
         loss = multimax.linear_multimax_cross_entropy(h, w, target, *zero(), linear_bias=b, **options, chunk=4)
-        for own, judge in zip(gradients(loss, upstream, given), theirs, strict=True):
-            torch.testing.assert_close(own, judge, rtol=1e-5, atol=1e-5, equal_nan=True)
+        for grad, judge in zip(gradients(loss, upstream, given), theirs, strict=True):
+            torch.testing.assert_close(grad, judge, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
 @needs_kernels
@@ -208,9 +208,9 @@ class TestAsGoodAsEager:
             for call, dtype in ((plain, torch.float64), (plain, None), (function, None)):
                 given = leaves(*(t if dtype is None else t.to(dtype) for t in scaled))
                 results.append([r.double() for r in gradients(call(*given), None, given)])
-            exact, eager, own = results
+            exact, eager, ours = results
             for i in range(len(names)):
-                for j, value in enumerate((own[i] - exact[i], eager[i] - exact[i], exact[i])):
+                for j, value in enumerate((ours[i] - exact[i], eager[i] - exact[i], exact[i])):
                     squares[i, j] += value.square().sum()
         for i, name in enumerate(names):
             error, allowed, size = squares[i].sqrt().tolist()
@@ -297,10 +297,15 @@ class TestKernels:
                 grads = chunks.rows_of_logits_backward(LossBackwardCall(scale, scale / 2, *call, saved, True))
                 results.append([*rows, *grads])
             exact = 1e-10 if dtype == torch.float64 else 2e-5
-            for i, (own, judge) in enumerate(zip(*results, strict=True)):
+            for i, (result, judge) in enumerate(zip(*results, strict=True)):
                 tolerance = 1e-2 if i == 4 and dtype in HALF else exact * (1 if i < 4 else 10)
                 torch.testing.assert_close(
-                    own.double(), judge.double(), rtol=tolerance, atol=tolerance, equal_nan=True, msg=str((i, classes))
+                    result.double(),
+                    judge.double(),
+                    rtol=tolerance,
+                    atol=tolerance,
+                    equal_nan=True,
+                    msg=str((i, classes)),
                 )
 
     def test_in_place(self, isa: str) -> None:
@@ -343,21 +348,21 @@ class TestEdges:
         for fill in (-torch.inf, torch.finfo(torch.float32).min):
             masked = x.clone()
             masked[:, 3] = fill
-            own, other = leaves(masked, without)
-            loss = multimax.multimax_cross_entropy(own, target, coefs, knots, impl=impl)
+            logits, other = leaves(masked, without)
+            loss = multimax.multimax_cross_entropy(logits, target, coefs, knots, impl=impl)
             expected = multimax.multimax_cross_entropy(other, torch.tensor([1, 4]), coefs, knots, impl=impl)
             torch.testing.assert_close(loss, expected)
             loss.backward()
             expected.backward()
-            assert (own.grad[:, 3] == 0).all()
-            torch.testing.assert_close(torch.cat([own.grad[:, :3], own.grad[:, 4:]], 1), other.grad)
+            assert (logits.grad[:, 3] == 0).all()
+            torch.testing.assert_close(torch.cat([logits.grad[:, :3], logits.grad[:, 4:]], 1), other.grad)
 
     @pytest.mark.parametrize("impl", ["auto", "reference"])
     @pytest.mark.parametrize("smoothing", [0.0, 0.1])
     def test_what_cannot_be_costs_infinitely(self, impl: str, smoothing: float) -> None:
         coefs, knots = parameters()
         x = torch.randn(3, 9)
-        x[0, 2] = -torch.inf  # the target's own class
+        x[0, 2] = -torch.inf  # the target's class
         x[1] = -torch.inf  # nothing left
         x = x.requires_grad_()
         options = {"reduction": "none", "label_smoothing": smoothing, "impl": impl}
@@ -413,8 +418,8 @@ class TestEdges:
         expected = multimax.multimax_cross_entropy(x, soft, *params)
         assert torch.equal(multimax.multimax_cross_entropy(x, turned, *params), expected)
         single = x.t()[None]  # (1, 9, 6): one batch of six places
-        own = single.clone().requires_grad_()
-        loss = multimax.multimax_cross_entropy(own, soft.t()[None], *params)
+        logits = single.clone().requires_grad_()
+        loss = multimax.multimax_cross_entropy(logits, soft.t()[None], *params)
         torch.testing.assert_close(loss, expected)
         loss.backward()
         h, w = torch.randn(6, 4), torch.randn(4, 9)
@@ -455,19 +460,19 @@ class TestEdges:
             x.double(), target.double() if target.is_floating_point() else target, label_smoothing=0.1
         )
         theirs = F.cross_entropy(x, target, label_smoothing=0.1)
-        own = multimax.multimax_cross_entropy(x, target, *zero(), label_smoothing=0.1, impl=impl)
-        assert (own - exact).abs() <= 2 * (theirs - exact).abs() + 1e-6
+        ours = multimax.multimax_cross_entropy(x, target, *zero(), label_smoothing=0.1, impl=impl)
+        assert (ours - exact).abs() <= 2 * (theirs - exact).abs() + 1e-6
 
     def test_places(self) -> None:
         """A weight for several places, as torch has it."""
         h, w, b = torch.randn(5, 4), torch.randn(7, 2, 3, 4), torch.randn(7, 2, 3)
         for target in (torch.randint(7, (5, 2, 3)), torch.softmax(torch.randn(5, 7, 2, 3), 1)):
             given, other = leaves(h, w, b), leaves(h, w, b)
-            own = multimax.linear_multimax_cross_entropy(
+            ours = multimax.linear_multimax_cross_entropy(
                 given[0], given[1], target, *zero(), linear_bias=given[2], ignore_index=None
             )
             theirs = F.linear_cross_entropy(other[0], other[1], target, linear_bias=other[2])
-            for a, judge in zip(gradients(own, None, given), gradients(theirs, None, other), strict=True):
+            for a, judge in zip(gradients(ours, None, given), gradients(theirs, None, other), strict=True):
                 torch.testing.assert_close(a, judge, rtol=1e-5, atol=1e-6)
 
     def test_nothing_left_and_not_accurate(self) -> None:
@@ -571,8 +576,8 @@ class TestTraining:
         target = torch.randint(30, (12,))
         whole, parts = leaves(w, w)
         multimax.linear_multimax_cross_entropy(h, whole, target, coefs, knots, reduction="sum").backward()
-        for own, wanted in zip(h.split(4), target.split(4), strict=True):
-            loss = multimax.linear_multimax_cross_entropy(own, parts, wanted, coefs, knots, reduction="mean")
+        for hidden, wanted in zip(h.split(4), target.split(4), strict=True):
+            loss = multimax.linear_multimax_cross_entropy(hidden, parts, wanted, coefs, knots, reduction="mean")
             (loss * 4).backward()
         torch.testing.assert_close(whole.grad, parts.grad)
 
@@ -594,12 +599,12 @@ class TestTraining:
         h, w = given = leaves(tensors[0].to(dtype), tensors[1])
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = multimax.linear_multimax_cross_entropy(h, w, target, *zero(), chunk=16)
-        own = gradients(loss, None, given)
+        ours = gradients(loss, None, given)
         h, w = given = leaves(tensors[0].to(dtype), tensors[1])
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = F.cross_entropy(F.linear(h, w), target)
         theirs = gradients(loss, None, given)
-        for a, b in zip(own, theirs, strict=True):
+        for a, b in zip(ours, theirs, strict=True):
             assert a.dtype == b.dtype
             torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-3)
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -643,8 +648,8 @@ class TestTraining:
             given = leaves(h.to(dtype), w.to(dtype))
             loss = multimax.linear_multimax_cross_entropy(*given, target, *zero(), z_loss=1e-3)
             results.append(torch.autograd.grad(loss.double() * scale, given))
-        for own, exact in zip(*results, strict=True):
-            assert (own.double() - exact).norm() < 2e-3 * exact.norm()
+        for grad, exact in zip(*results, strict=True):
+            assert (grad.double() - exact).norm() < 2e-3 * exact.norm()
 
     def test_only_a_chunk_of_logits(self) -> None:
         """No tensor of the classes' size but the weight, its gradient and one chunk."""
@@ -724,8 +729,8 @@ class TestOperations:
 
         mapped = torch.func.vmap(torch.func.grad(loss), (0, None, 0))(h, w, target)
         for i in range(4):
-            own = h[i].clone().requires_grad_()
-            torch.testing.assert_close(mapped[i], torch.autograd.grad(loss(own, w, target[i]), own)[0])
+            hidden = h[i].clone().requires_grad_()
+            torch.testing.assert_close(mapped[i], torch.autograd.grad(loss(hidden, w, target[i]), hidden)[0])
 
 
 class TestErrors:
@@ -873,10 +878,10 @@ def test_a_weight_in_parts_over_two_processes(tmp_path: Path) -> None:
         whole = _loss_and_gradients(tensors, target, {**options, "chunk": 4})
         *before, weight_grad, bias_grad, coefs_grad, knots_grad = whole
         for rank in range(2):
-            *own_before, own_weight, own_bias, own_coefs, own_knots = found[rank][i]
-            for own, judge in zip((*own_before, own_coefs, own_knots), (*before, coefs_grad, knots_grad), strict=True):
-                torch.testing.assert_close(torch.tensor(own), torch.tensor(judge), rtol=1e-10, atol=1e-10)
+            *shared, part_weight, part_bias, part_coefs, part_knots = found[rank][i]
+            for value, judge in zip((*shared, part_coefs, part_knots), (*before, coefs_grad, knots_grad), strict=True):
+                torch.testing.assert_close(torch.tensor(value), torch.tensor(judge), rtol=1e-10, atol=1e-10)
             part = slice(0, 12) if rank == 0 else slice(12, 31)
             expected = torch.tensor(weight_grad).reshape(31, 4)[part].flatten()
-            torch.testing.assert_close(torch.tensor(own_weight), expected, rtol=1e-10, atol=1e-10)
-            torch.testing.assert_close(torch.tensor(own_bias), torch.tensor(bias_grad)[part], rtol=1e-10, atol=1e-10)
+            torch.testing.assert_close(torch.tensor(part_weight), expected, rtol=1e-10, atol=1e-10)
+            torch.testing.assert_close(torch.tensor(part_bias), torch.tensor(bias_grad)[part], rtol=1e-10, atol=1e-10)

@@ -51,13 +51,13 @@ def assert_as_good_as_eager(
         eager = run(name, "reference", upstream, *inputs, **options)
         ours = run(name, "cpu", upstream, *inputs, **options)
         kernel = kernel or ours
-        for label, judge, theirs, own in zip(labels, exact, eager, ours, strict=True):
-            assert own.dtype == theirs.dtype
-            assert own.shape == theirs.shape
-            assert torch.equal(own.isnan(), theirs.isnan()), label
-            assert torch.equal(own.isinf(), theirs.isinf()), label
+        for label, judge, theirs, result in zip(labels, exact, eager, ours, strict=True):
+            assert result.dtype == theirs.dtype
+            assert result.shape == theirs.shape
+            assert torch.equal(result.isnan(), theirs.isnan()), label
+            assert torch.equal(result.isinf(), theirs.isinf()), label
             finite = judge.isfinite() & theirs.isfinite()
-            for i, value in enumerate((own.double() - judge, theirs.double() - judge, judge)):
+            for i, value in enumerate((result.double() - judge, theirs.double() - judge, judge)):
                 squares[label][i] += value[finite].square().sum()
     for label, factor in zip(labels if params else labels[:2], (2, 3, 3, 3), strict=False):
         error, allowed, size = squares[label].sqrt().tolist()
@@ -74,15 +74,15 @@ def assert_close_to_reference(name: str, grad: Tensor, *inputs: Tensor, **option
     """The same as the float64 reference up to rounding: for all that is about which entries, not how exactly."""
     exact = run(name, "reference", grad.double(), *(value.double() for value in inputs), **options)
     kernel = run(name, "cpu", grad, *inputs, **options)
-    for label, judge, own in zip(("y", "x", "coefs", "knots"), exact, kernel, strict=True):
-        assert own.shape == judge.shape
+    for label, judge, result in zip(("y", "x", "coefs", "knots"), exact, kernel, strict=True):
+        assert result.shape == judge.shape
         finite = judge[judge.isfinite()]
         scale = finite.abs().max().item() if finite.numel() else 0.0
         if label != "y":  # gradients are sums of terms of this size, of which most may cancel
             terms = grad.numel() if label in ("coefs", "knots") else 1
             scale = max(scale, grad.abs().max().item() * terms**0.5)
-        tolerance = scale * {torch.float64: 1e-12, torch.float32: 1e-5}.get(own.dtype, 1e-2)
-        torch.testing.assert_close(own.double(), judge, atol=tolerance, rtol=0, equal_nan=True)
+        tolerance = scale * {torch.float64: 1e-12, torch.float32: 1e-5}.get(result.dtype, 1e-2)
+        torch.testing.assert_close(result.double(), judge, atol=tolerance, rtol=0, equal_nan=True)
     return kernel
 
 
@@ -347,13 +347,13 @@ def test_gradients_only_where_needed(name: str, needs: tuple[bool, ...]) -> None
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize("params", [torch.float32, torch.float64, "same"], ids=str)
 def test_parameters_of_another_dtype(dtype: torch.dtype, params: torch.dtype | str) -> None:
-    own = dtype if params == "same" else params
-    coefs, knots = parameters(dtype=own)
+    params_dtype = dtype if params == "same" else params
+    coefs, knots = parameters(dtype=params_dtype)
     output, grad_x, grad_coefs, grad_knots = run(
         "multimax", "cpu", torch.ones(4, 99, dtype=dtype), torch.randn(4, 99).to(dtype), coefs, knots
     )
     assert output.dtype == grad_x.dtype == dtype
-    assert grad_coefs.dtype == grad_knots.dtype == own
+    assert grad_coefs.dtype == grad_knots.dtype == params_dtype
 
 
 def test_every_half_value_converts_both_ways(isa: str) -> None:

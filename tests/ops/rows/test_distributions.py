@@ -22,13 +22,13 @@ class TestGumbelMultimax:
         x, knots = torch.randn(4, 5, 6), torch.randn(2, 2)
         results = []
         for ours in (True, False):
-            own = x.clone().requires_grad_()
+            logits = x.clone().requires_grad_()
             torch.manual_seed(3)
             if ours:
-                y = multimax.gumbel_multimax(own, torch.zeros(2, 2), knots, tau, hard, dim)
+                y = multimax.gumbel_multimax(logits, torch.zeros(2, 2), knots, tau, hard, dim)
             else:
-                y = F.gumbel_softmax(own, tau, hard, dim=dim)
-            (grad,) = torch.autograd.grad(y, own, torch.linspace(-1, 1, 120).reshape(4, 5, 6))
+                y = F.gumbel_softmax(logits, tau, hard, dim=dim)
+            (grad,) = torch.autograd.grad(y, logits, torch.linspace(-1, 1, 120).reshape(4, 5, 6))
             results.append((y, grad))
         torch.testing.assert_close(results[0], results[1])
 
@@ -83,19 +83,19 @@ class TestGumbelMultimax:
 class TestMultiMaxCategorical:
     def test_it_is_a_categorical_of_multimax(self, params: tuple[Tensor, Tensor]) -> None:
         x = torch.randn(3, 4, 5)
-        own = multimax.MultiMaxCategorical(x, *params)
+        ours = multimax.MultiMaxCategorical(x, *params)
         theirs = Categorical(probs=multimax.multimax(x, *params))
-        assert isinstance(own, Categorical)
-        assert own.batch_shape == (3, 4)
-        torch.testing.assert_close(own.probs, theirs.probs)
-        torch.testing.assert_close(own.entropy(), theirs.entropy())
-        assert torch.equal(own.mode, theirs.mode)
+        assert isinstance(ours, Categorical)
+        assert ours.batch_shape == (3, 4)
+        torch.testing.assert_close(ours.probs, theirs.probs)
+        torch.testing.assert_close(ours.entropy(), theirs.entropy())
+        assert torch.equal(ours.mode, theirs.mode)
         value = torch.randint(5, (3, 4))
-        torch.testing.assert_close(own.log_prob(value), theirs.log_prob(value))
+        torch.testing.assert_close(ours.log_prob(value), theirs.log_prob(value))
         torch.manual_seed(2)
-        sample = own.sample((7,))
+        sample = ours.sample((7,))
         assert sample.shape == (7, 3, 4)
-        assert own.enumerate_support().shape == (5, 3, 4)
+        assert ours.enumerate_support().shape == (5, 3, 4)
 
     def test_samples(self, params: tuple[Tensor, Tensor]) -> None:
         x = torch.tensor([2.0, 1.5, 0.0, -1.0])
@@ -105,36 +105,36 @@ class TestMultiMaxCategorical:
         assert ((counts - p).abs() < 5 * (p * (1 - p) / draws).sqrt() + 1e-6).all()
 
     def test_expand(self, params: tuple[Tensor, Tensor]) -> None:
-        own = multimax.MultiMaxCategorical(torch.randn(4, 5), *params)
-        wide = own.expand((3, 4))
+        narrow = multimax.MultiMaxCategorical(torch.randn(4, 5), *params)
+        wide = narrow.expand((3, 4))
         assert isinstance(wide, multimax.MultiMaxCategorical)
         assert wide.batch_shape == (3, 4)
-        assert wide.coefs is own.coefs
-        assert torch.equal(wide.entropy(), own.entropy().expand(3, 4))
+        assert wide.coefs is narrow.coefs
+        assert torch.equal(wide.entropy(), narrow.entropy().expand(3, 4))
 
     def test_kl(self, params: tuple[Tensor, Tensor]) -> None:
         x = torch.randn(4, 5)
-        own, other = multimax.MultiMaxCategorical(x, *params), Categorical(logits=x)
-        p, q = own.probs, other.probs
-        torch.testing.assert_close(kl_divergence(own, other), (p * (p / q).log()).sum(-1))
-        torch.testing.assert_close(kl_divergence(other, own), (q * (q / p).log()).sum(-1))
-        assert (kl_divergence(own, own) == 0).all()
+        ours, other = multimax.MultiMaxCategorical(x, *params), Categorical(logits=x)
+        p, q = ours.probs, other.probs
+        torch.testing.assert_close(kl_divergence(ours, other), (p * (p / q).log()).sum(-1))
+        torch.testing.assert_close(kl_divergence(other, ours), (q * (q / p).log()).sum(-1))
+        assert (kl_divergence(ours, ours) == 0).all()
 
     def test_gradients(self, params: tuple[Tensor, Tensor]) -> None:
         leaves = [t.double().requires_grad_() for t in (torch.randn(4, 5), *params)]
 
         def surrogate(*inputs: Tensor) -> Tensor:
-            own = multimax.MultiMaxCategorical(*inputs)
-            return own.log_prob(torch.tensor([0, 1, 2, 3])) + 0.1 * own.entropy()
+            ours = multimax.MultiMaxCategorical(*inputs)
+            return ours.log_prob(torch.tensor([0, 1, 2, 3])) + 0.1 * ours.entropy()
 
         assert torch.autograd.gradcheck(surrogate, leaves)
 
     def test_masked_actions(self, params: tuple[Tensor, Tensor]) -> None:
         x = torch.randn(200, 5)
         x[:, 3] = -torch.inf
-        own = multimax.MultiMaxCategorical(x, *params)
-        assert (own.sample() != 3).all()
-        assert own.entropy().isfinite().all()
+        ours = multimax.MultiMaxCategorical(x, *params)
+        assert (ours.sample() != 3).all()
+        assert ours.entropy().isfinite().all()
         x[5] = -torch.inf
         with pytest.raises(ValueError, match="at least one entry that is not masked"):
             multimax.MultiMaxCategorical(x, *params, validate_args=True)  # torch's compiler switches the default off

@@ -1,1 +1,1 @@
-"""Models of Hugging Face transformers. This file imports nothing, so that ``import multimax`` does not need them."""
+"""Models of Hugging Face transformers. This file imports nothing: ``import multimax`` does not need transformers."""

@@ -17,10 +17,10 @@ from multimax.ops.attention.api import multimax_attention
 from multimax.ops.masking import takes_part
 from multimax.reweighting.layer import MultiMax
 
-# The attention implementation: with masks as for sdpa, or in numbers, as what the model had before.
+# The attention implementation: with masks as for sdpa, or in numbers, whichever the model had before.
 NAME, NAME_IN_NUMBERS = NAMES = ("multimax", "multimax_mask_in_numbers")
-LEFT = "_multimax_left"  # on attention modules that stay with softmax in a converted model
-# Attention modules whose mask holds part of the score too: whatever is neither the dtype's lowest value nor -inf.
+LEFT = "_multimax_left"  # on attention modules that keep softmax in a converted model
+# Attention modules whose mask also holds part of the score: whatever is neither the dtype's lowest value nor -inf.
 BIAS_IN_MASK = (
     "BeitAttention",
     "DogeAttention",
@@ -71,16 +71,16 @@ def attention_forward(
         query: (B, H, Lq, D).
         key: (B, Hkv, Lk, D).
         value: (B, Hkv, Lk, D).
-        attention_mask: boolean, or numbers, where the dtype's lowest is a key that takes no part; None for all keys,
+        attention_mask: boolean, or numbers, where the dtype's lowest excludes a key; None for all keys,
             or for causal attention if the module is causal.
         scaling: factor of the dot products.
         dropout: probability with which a weight is dropped.
         is_causal: instead of the module's.
         position_bias: part of the score.
-        softcap: bound of the scores, by a tangent.
+        softcap: bound of the scores, by tanh.
         s_aux: (H,), the attention sinks: one score per head, which takes part in the sum and has no value.
         indices: (B, Lq, k), the only keys that take part for each query.
-        kwargs: what transformers passes besides.
+        kwargs: whatever else transformers passes.
 
     Returns:
         (B, Lq, H, D), and the weights if they were asked for, else None.
@@ -131,7 +131,7 @@ def attention_forward(
 
 
 def _apart(module: nn.Module, mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Mask and bias out of what a module passes as its mask."""
+    """Mask and bias, from what a module passes as its mask."""
     if mask.dtype == torch.bool:
         return mask, None
     names = [cls.__name__ for cls in type(module).__mro__]

@@ -1,4 +1,4 @@
-"""The configurations of a converted model: which attention runs, and what ``save_pretrained`` writes of it."""
+"""The configurations of a converted model: which attention runs, and what ``save_pretrained`` writes about it."""
 
 import copy
 from collections.abc import Mapping
@@ -14,12 +14,12 @@ from multimax.convert.transformers.interface import callers, why_not
 
 BEFORE = "_multimax_attn_before"  # a module's configuration and attention implementation before
 VERSION = 1  # of what is written into a configuration
-# Models that compute with the mask before attention, and need it in numbers even where they know sdpa.
+# Models that compute with the mask before attention, and need it in numbers even where they support sdpa.
 MASK_IN_NUMBERS = ("beit", "deepseek_v4", "gemma4_audio")
 
 
 class StillConverted:
-    """A forward pre-hook of a converted attention module. ``set_attn_implementation``, and what calls it in
+    """A forward pre-hook of a converted attention module. ``set_attn_implementation``, and whatever calls it in
     transformers, would bring softmax back.
 
     Args:
@@ -35,13 +35,13 @@ class StillConverted:
         if implementation != self.name:
             raise RuntimeError(
                 f"multimax: expected the attention implementation {self.name!r} in a converted model, got "
-                f"{implementation!r}; set it back with model.set_attn_implementation({self.name!r}), or take the "
-                "conversion back with multimax.revert_"
+                f"{implementation!r}; set it back with model.set_attn_implementation({self.name!r}), or undo the "
+                "conversion with multimax.revert_"
             )
 
 
 def forget_hooks(outline: Outline) -> None:
-    """Takes the hooks away. By their kind: handles would not survive a deepcopy."""
+    """Removes the hooks, by their type: handles would not survive a deepcopy."""
     for module in outline.modules.values():
         for key, hook in list(module._forward_pre_hooks.items()):
             if isinstance(hook, StillConverted):
@@ -49,7 +49,7 @@ def forget_hooks(outline: Outline) -> None:
 
 
 def copy_configurations(outline: Outline, models: Mapping[str, Any]) -> None:
-    """Gives the model copies of its configurations, for it alone, and for each of several models in it alone."""
+    """Gives the model, and each model within it, its own copies of the configurations."""
     outermost: str | None = None  # the model that we are in, on the way through the modules
     inside: dict[int, Any] = {}  # what was copied for it
     outside: dict[int, Any] = {}  # what was copied outside of such models
@@ -82,14 +82,14 @@ def switch_on(outline: Outline, models: Mapping[str, Any]) -> None:
         elif name in calling:
             if reason := why_not(module):
                 raise ValueError(
-                    f"multimax: expected to leave {type(module).__name__} with softmax, got one that cannot stand "
-                    f"beside converted layers: {reason}"
+                    f"multimax: expected to leave {type(module).__name__} with softmax, got one that cannot be "
+                    f"combined with converted layers: {reason}"
                 )
             module.__dict__[LEFT] = True
 
 
 def switch_off(outline: Outline) -> None:
-    """Brings back the attention implementation before."""
+    """Restores the previous attention implementation."""
     holders: list[Any] = [module for module in outline.modules.values() if BEFORE in module.__dict__]
     copies: dict[int, tuple[Any, Any]] = {}
     for module in holders:
@@ -97,7 +97,7 @@ def switch_off(outline: Outline) -> None:
         module.config._attn_implementation_internal = before
         forget_settings(module.config)
         copies[id(module.config)] = (module.config, config)
-    # the very objects that were there before, unless somebody has changed something since
+    # the original objects, unless somebody has changed something since
     same = all(copied.to_dict() == config.to_dict() for copied, config in copies.values())
     for module in holders:
         config, before = module.__dict__.pop(BEFORE)
@@ -108,7 +108,7 @@ def switch_off(outline: Outline) -> None:
 
 
 def write_settings(models: Mapping[str, Any], converted: list[Converted]) -> None:
-    """Says in the configuration of every model in it, the outermost first, which layers are converted, and how."""
+    """Writes into the configuration of every model in it, outermost first, which layers are converted, and how."""
     outer = around([layer.name for layer in converted])
     written = set()
     for model_name, model in models.items():
@@ -125,7 +125,7 @@ def write_settings(models: Mapping[str, Any], converted: list[Converted]) -> Non
 
 
 def forget_settings(config: Any) -> None:
-    """Takes out of a configuration, and of those in it, what says that a model is converted."""
+    """Removes from a configuration, and from those in it, what says that a model is converted."""
     config.__dict__.pop("multimax", None)
     if config.__dict__.get("attn_implementation") in NAMES:
         del config.attn_implementation

@@ -1,4 +1,4 @@
-"""Which modules of a model get their attention function from transformers' interface, and what is known of them."""
+"""Which modules of a model get their attention function from transformers' interface, and what is known about them."""
 
 import inspect
 from functools import cache
@@ -19,7 +19,7 @@ def callers(outline: Outline) -> dict[str, nn.Module]:
 
 
 def _mentions(cls: type, words: str) -> bool:
-    """Whether words stand in the source of a class's forward."""
+    """Whether words occur in the source of a class's forward."""
     code = getattr(inspect.unwrap(cls.forward), "__code__", None)  # type: ignore[attr-defined]
     return code is not None and words in _source(code)
 
@@ -45,7 +45,7 @@ def number_of_heads(module: nn.Module) -> int | None:
 def why_not(module: nn.Module) -> str | None:
     """Why an attention module cannot be converted; None if it can."""
     if _mentions(type(module), "block_indices=") and getattr(module, "indexer", None) is not None:
-        return f"{type(module).__name__} chooses blocks of keys outside of its mask"
+        return f"{type(module).__name__} chooses blocks of keys outside its mask"
     return None
 
 

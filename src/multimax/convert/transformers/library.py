@@ -21,7 +21,7 @@ CLASSIFIERS = (
     "classification_head",
     "cls_classifier",
     "distillation_classifier",
-    "lm_head",  # for CTC, where it is no output embedding
+    "lm_head",  # for CTC, where it is not an output embedding
     "ctc_head",
 )
 # Settings of models that change the logits of words after the output layer, which would then come after sigma.
@@ -36,8 +36,8 @@ AFTER_HEAD = (
 
 
 class Transformers(Library):
-    """Hugging Face transformers. A converted module runs the forward that it had: only the attention function, which
-    that forward calls, knows that it was reached."""
+    """Hugging Face transformers. A converted module runs its original forward: only the attention function, which that
+    forward calls, knows that it was reached."""
 
     name = "transformers"
     notes_reached = True
@@ -50,7 +50,7 @@ class Transformers(Library):
         ]
 
     def why_not_in_code(self, cls: type) -> str | None:
-        """Attention of transformers beside its interface."""
+        """Attention of transformers outside its interface."""
         if package(cls) == self.name:
             return f"{cls.__name__} does not use transformers' attention interface"
         return None
@@ -61,7 +61,7 @@ class Transformers(Library):
         return site.module
 
     def detach(self, model: nn.Module, name: str, module: nn.Module) -> None:
-        """Takes the child away."""
+        """Removes the child."""
         take_function(module)
 
     def output_names(self, outline: Outline) -> list[str]:
@@ -101,11 +101,11 @@ class Transformers(Library):
         return None
 
     def models(self, outline: Outline) -> dict[str, nn.Module]:
-        """Such as the one for images beside the one for text."""
+        """Such as the model for images and the model for text in one for both."""
         return {name: module for name, module in outline.modules.items() if isinstance(module, PreTrainedModel)}
 
     def finish(self, outline: Outline, converted: list[Converted]) -> None:
-        """Sets the attention implementation of the model's configurations, or brings back the one before.
+        """Sets the attention implementation of the model's configurations, or restores the previous one.
 
         The model gets copies of its configurations: other models made from the same objects keep theirs.
         """

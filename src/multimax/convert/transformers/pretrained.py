@@ -26,10 +26,10 @@ HUB = (
 
 
 def from_pretrained(cls: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
-    """A converted model of transformers as it was saved: ``cls.from_pretrained`` with the conversion done again.
+    """Loads a converted model of transformers: ``cls.from_pretrained`` with the conversion done again.
 
     ``model.save_pretrained(path)`` of a converted model writes which layers were converted, and how, into the
-    configuration, and the parameters beside the weights. Plain ``cls.from_pretrained(path)`` raises on such a folder:
+    configuration, and the parameters with the weights. Plain ``cls.from_pretrained(path)`` raises on such a folder:
     its configuration asks for the attention implementation "multimax", which transformers does not have.
 
     Args:
@@ -40,7 +40,7 @@ def from_pretrained(cls: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
             get back when the model is reverted.
 
     Returns:
-        The model, in evaluation mode; with ``output_loading_info=True`` also what transformers says of the loading.
+        The model, in evaluation mode; with ``output_loading_info=True`` also transformers' loading info.
 
     Example:
         >>> import tempfile, multimax
@@ -73,7 +73,7 @@ def from_pretrained(cls: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
     if config_class is not None and not isinstance(config, config_class):  # a part of the model that was saved
         parts = [getattr(config, name, None) for name in config.sub_configs]
         found = [part for part in parts if isinstance(part, config_class)]
-        named = cls.__name__ in (config.architectures or ())  # then it is what was saved, whatever the class says
+        named = cls.__name__ in (config.architectures or ())  # then this is what was saved, whatever the class
         if len(found) != 1 and not named:
             raise ValueError(
                 f"multimax: expected a {config_class.__name__} for {cls.__name__} in {str(path)!r}, got "
@@ -96,8 +96,8 @@ def from_pretrained(cls: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
         outline = Outline(self)
         convert_as_described(outline, _for(outline, described))
 
-    # The layers have to be there before the weights are loaded, since transformers has its own names for them in files.
-    # To all who look, this is the class itself.
+    # The layers have to be there before the weights are loaded, since transformers uses other names in files.
+    # To anyone who inspects it, this is the class itself.
     keep = set(getattr(concrete, "_keep_in_fp32_modules_strict", None) or ()) | set(NAMES)
     body = {"__init__": init, "__module__": concrete.__module__, "__qualname__": concrete.__qualname__}
     loading: Any = type(concrete.__name__, (concrete,), {**body, "_keep_in_fp32_modules_strict": keep})
@@ -110,7 +110,7 @@ def from_pretrained(cls: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _check(described: object, version: int) -> None:
-    """What a file says may be anything."""
+    """Checks the description: a file may say anything."""
     if not isinstance(described, Mapping) or described.get("version") != version:
         got = described.get("version") if isinstance(described, Mapping) else described
         raise ValueError(f"multimax: expected 'multimax' of version {version} in the configuration, got {got!r}")
@@ -137,8 +137,8 @@ def _concrete(cls: Any, config: Any) -> Any:
 
 
 def _for(outline: Outline, described: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The description with the names that the layers have in this model: a model without its head, or with one, has
-    others. A head that is not there has no softmax."""
+    """The description with the layers' names in this model: they differ between a model with a head and one without. A
+    head that is not there has no softmax."""
     prefix = f"{outline.model.base_model_prefix}."
 
     def renamed(name: str) -> str:

@@ -21,7 +21,7 @@ IMPLEMENTATIONS = dispatch.load("attention")
 def _run(call: AttentionCall, impl: str) -> tuple[Tensor, Tensor]:
     """Output and log-sums by the implementation of that name, or by the best."""
     implementation = dispatch.choose(IMPLEMENTATIONS, impl, call)
-    if call.dropout_p:  # after all that may raise: what fails draws no random number
+    if call.dropout_p:  # after everything that may raise: a call that fails draws no random number
         call = call._replace(seed=seed_of(call.dropout_p, call.query.device))
     result: tuple[Tensor, Tensor] = implementation.run(call)
     if observing.active():
@@ -92,7 +92,7 @@ def multimax_attention(
         o_i = \sum_j \frac{e^{s_{ij}}}{\sum_k e^{s_{ik}}} v_j, \qquad
         s_{ij} = \sigma(\text{scale}\, q_i \cdot k_j + \text{bias}_{ij}) + \text{mask}_{ij}
 
-    with :math:`\sigma` as in :func:`multimax.multimax`. Signature and meaning are those of
+    with :math:`\sigma` as in :func:`multimax.multimax`. Signature and semantics are those of
     ``torch.nn.functional.scaled_dot_product_attention``, and all-zero ``coefs`` is softmax attention. The CPU kernels
     never hold the score matrix: memory beyond the results grows with the lengths only, forward and backward.
 
@@ -106,17 +106,17 @@ def multimax_attention(
         coefs: (N, 2) for one set of parameters or (H, N, 2) for one per head, as for :func:`multimax.multimax`.
         knots: of the same shape as ``coefs``.
         attn_mask: broadcastable to (..., H, Lq, Lk): boolean, True where a key takes part, or numbers that are added
-            after :math:`\sigma`, where -inf, or half of the dtype's lowest value and below, is a key that does not.
+            after :math:`\sigma`, where -inf, or half of the dtype's lowest value and below, excludes a key.
         score_bias: numbers that are part of the score, such as ALiBi or a relative position bias, broadcastable
             likewise: added before :math:`\sigma`, with a gradient.
         dropout_p: probability with which a weight is dropped. The choice follows from ``torch.manual_seed``, is the
             same in the backward, and is not stored. As in torch there is no training flag: pass 0 in evaluation.
-        is_causal: key j takes part for query i only if j <= i, counted from the upper left as in torch. May be given
-            beside a mask.
+        is_causal: key j takes part for query i only if j <= i, counted from the upper left as in torch. May be
+            combined with a mask.
         window: (left, right): key j takes part for query i only if -left <= j - (i + Lk - Lq) <= right, counted from
             the lower right, so that the last query sees the last key; None for no bound. ``(None, 0)`` is causal
-            attention for the last Lq of Lk positions, as in a decode step with a cache; ``(w - 1, 0)`` is that with a
-            sliding window of w keys.
+            attention for the last Lq of Lk positions, as in a decode step with a cache; ``(w - 1, 0)`` is the same with
+            a sliding window of w keys.
         scale: factor of the dot products, 1 / sqrt(D) unless given.
         enable_gqa: let H / Hkv consecutive query heads share a key head. Nothing is repeated in memory.
         return_lse: also return the log-sums, for :func:`merge_attention`. They have a gradient.
@@ -180,8 +180,8 @@ def multimax_attention_varlen(
     r"""MultiMax attention on sequences of different lengths, packed one after the other without padding.
 
     Sequence b has the queries ``cu_seqlens_q[b]`` to ``cu_seqlens_q[b + 1]`` (exclusive) and the keys
-    ``cu_seqlens_k[b]`` to ``cu_seqlens_k[b + 1]``, and attends to itself alone: the result is that of
-    :func:`multimax_attention` on each.
+    ``cu_seqlens_k[b]`` to ``cu_seqlens_k[b + 1]``, and attends only to itself: the result is the
+    same as from :func:`multimax_attention` on each sequence.
 
     Args:
         query: (all queries, H, D).
@@ -189,7 +189,7 @@ def multimax_attention_varlen(
         value: (all keys, H, Dv), or (all keys, Hkv, Dv) with ``enable_gqa``.
         coefs: as for :func:`multimax_attention`.
         knots: as for :func:`multimax_attention`.
-        cu_seqlens_q: (B + 1,), int32 or int64, rising from 0 to the number of all queries.
+        cu_seqlens_q: (B + 1,), int32 or int64, rising from 0 to the total number of queries.
         cu_seqlens_k: (B + 1,), likewise for the keys.
         dropout_p: as for :func:`multimax_attention`.
         is_causal: as for :func:`multimax_attention`, in each sequence.
@@ -241,7 +241,7 @@ def multimax_attention_varlen(
 
 
 def merge_attention(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    r"""The attention over all keys, from attention over parts of them.
+    r"""Attention over all keys, merged from attention over parts of them.
 
     .. math:: o = \sum_p e^{l_p - l}\, o_p, \qquad l = \log \sum_p e^{l_p}
 

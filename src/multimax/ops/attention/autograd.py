@@ -28,7 +28,7 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """As the operator, and the log-sums beside."""
+        """As the operator, and also the log-sums."""
         out, stats, rest = torch.ops.multimax.attention_forward.default(*args, True)
         return out, log_sums(stats), stats, rest
 

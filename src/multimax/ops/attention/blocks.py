@@ -1,4 +1,4 @@
-"""Scores and weights that fused attention never holds, computed again for those who watch, a few queries at a time.
+"""Scores and weights that fused attention never holds, computed again for observers, a few queries at a time.
 
 Shapes: B batches, H query heads, Hkv key heads, Lq queries, Lk keys, q queries of a block.
 """
@@ -14,7 +14,7 @@ from multimax.ops import dtypes, masking, observing
 from multimax.ops.attention import reference
 from multimax.ops.attention.call import AttentionCall
 
-# Scores in a block, unless one query of each head has more: some tens of MB with what is computed from them.
+# Scores in a block, unless one query of each head has more: tens of MB, with what is computed from them.
 ELEMENTS = 2**21
 
 
@@ -27,7 +27,7 @@ def query_slices(shape: tuple[int, ...], elements: int | None = None) -> Iterato
 
 
 def of_matrix(scores: Tensor, weights: Tensor, part: Tensor) -> Iterator[observing.Block]:
-    """Blocks of what is there as a whole, (B, H, Lq, Lk) each."""
+    """Blocks of tensors that exist as a whole, (B, H, Lq, Lk) each."""
     for rows in query_slices(tuple(scores.shape)):
         yield scores[:, :, rows], weights[:, :, rows], part[:, :, rows]
 
@@ -74,7 +74,7 @@ def blocks_of(call: AttentionCall) -> Iterator[observing.Block]:
 
 
 def report(call: AttentionCall) -> None:
-    """Tells those who watch of one call of attention, or of each of its packed sequences."""
+    """Reports one call of attention, or each of its packed sequences, to the observers."""
     for each in [call] if call.query_starts is None else reference.sequences(call):
         shape = (*each.query.shape[:3], each.key.shape[2])
         observing.report(each.coefs.shape[-2], shape, partial(blocks_of, each))

@@ -18,7 +18,7 @@ CAST = (torch.float32, torch.float16, torch.bfloat16)  # what autocast casts
 
 
 class Inputs(NamedTuple):
-    """What attention is about, as (B, H, L, D) each with contiguous rows, masks that broadcast to (B, H, Lq, Lk), and
+    """The inputs of attention: (B, H, L, D) each with contiguous rows, masks that broadcast to (B, H, Lq, Lk), and
     the dims that come before (Lq, Dv) in the result."""
 
     query: Tensor
@@ -30,7 +30,7 @@ class Inputs(NamedTuple):
 
 
 def checked(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool, shapes: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Query, key and value that belong together, cast as autocast casts those of torch's function."""
+    """Query, key and value that belong together, cast as autocast casts the arguments of torch's function."""
     checks.tensor("query", query)
     checks.tensor("key", key)
     checks.tensor("value", value)
@@ -50,7 +50,7 @@ def inputs(
     score_bias: Tensor | None,
     enable_gqa: bool,
 ) -> Inputs:
-    """All of it, checked once, in one form."""
+    """All arguments, checked once, in one form."""
     query, key, value = checked(query, key, value, enable_gqa, "(..., H, L, D)")
     batched = query.ndim > 2
     if not batched:
@@ -98,7 +98,7 @@ def scale_of(scale: float | None, query: Tensor) -> float:
 
 
 def seed_of(dropout_p: float, device: torch.device) -> Tensor | None:
-    """A number from torch's generator, from which all that dropout does follows."""
+    """A number from torch's generator that determines all of dropout."""
     if dropout_p == 0:
         return None
     return torch.randint(-(2**63), 2**63 - 1, (1,), dtype=torch.int64, device=device)

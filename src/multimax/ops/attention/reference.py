@@ -47,8 +47,8 @@ def _mix(z: Tensor) -> Tensor:
 
 
 def dropout(seed: Tensor, p: float, heads: Tensor, queries: int, keys: int) -> Tensor:
-    """(heads, Lq, Lk), 1 / (1 - p) where a weight is kept, else 0: a hash of seed, head, query and key alone, so that
-    every path drops the same weights and nothing has to be stored."""
+    """(heads, Lq, Lk), 1 / (1 - p) where a weight is kept, else 0: a hash of seed, head, query and key alone:
+    every implementation drops the same weights and nothing has to be stored."""
     golden, low = 0x9E3779B97F4A7C15 - 2**64, 0xFFFFFFFF
     z = _mix(seed.reshape(()) + golden * (heads + 1))[:, None]
     z = _mix(z + golden * (torch.arange(queries, device=seed.device) + 1))  # (heads, Lq)
@@ -90,7 +90,7 @@ def attention_weights(
     if added is not None:
         s = torch.where(masked, 0.0, s + added)
     empty = masked.all(-1, keepdim=True)  # (B, H, Lq, 1)
-    # a row without entries gets a softmax all the same, to have no NaN in it, and is zeroed with the rest
+    # a row without entries still gets a softmax, to avoid NaN, and is zeroed with the rest
     s = torch.where(masked & ~empty, float("-inf"), s)
     lse = torch.where(empty[..., 0], float("-inf"), torch.logsumexp(s, -1)) if x.shape[3] else s.sum(-1) - torch.inf
     return torch.where(masked, 0.0, torch.softmax(s, -1)), lse
@@ -98,7 +98,7 @@ def attention_weights(
 
 def attention(call: AttentionCall, first_head: int = 0) -> tuple[Tensor, Tensor]:
     """Attention with MultiMax instead of softmax, (B, H, Lq, Dv), and, in the compute dtype, the log-sum of each row,
-    (B, H, Lq). Packed sequences are `run`'s matter. Heads are counted from first_head on for dropout."""
+    (B, H, Lq). Packed sequences are left to `run`. Heads are counted from first_head on for dropout."""
     query, key, value = call.query, call.key, call.value
     dtype = dtypes.compute_dtype(query.dtype)
     group = query.shape[1] // max(key.shape[1], 1)
@@ -115,7 +115,7 @@ def attention(call: AttentionCall, first_head: int = 0) -> tuple[Tensor, Tensor]
 
 
 def why_not(call: AttentionCall) -> str | None:
-    """Nothing keeps the formulas from any call."""
+    """The formulas can run any call."""
     return None
 
 
@@ -136,7 +136,7 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
         return attention(call)
     heads = call.query.shape[1]
     parts = [attention(each, first_head=i * heads) for i, each in enumerate(sequences(call))]
-    if not parts:  # no sequences: nothing, of everything
+    if not parts:  # no sequences: empty results
         return attention(call)
     outs, lses = zip(*parts, strict=True)
     return torch.cat(outs, 2), torch.cat(lses, 2)

@@ -27,7 +27,7 @@ def unchecked(x: Tensor, alpha: float | Tensor, dim: int, mask: Tensor | None = 
         kind = CLOSED[alpha]
     else:
         dtype = compute_dtype(x.dtype)
-        alphas = last(alpha, x, dim).to(dtype).clamp(min=1 + torch.finfo(dtype).eps)  # rounded, it may be 1
+        alphas = last(alpha, x, dim).to(dtype).clamp(min=1 + torch.finfo(dtype).eps)  # it may round to 1
         alphas = alphas.expand(*rows.shape[:-1], 1)[..., 0]
     call = EntmaxCall(rows, alphas, KINDS.index(kind))
     weights: Tensor = dispatch.choose(IMPLEMENTATIONS, impl, call).run(call)

@@ -33,7 +33,7 @@ class Entmax(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        """Keeps the input: the output has lost what rounding to half precision took."""
+        """Keeps the input: the output has been rounded to half precision."""
         call = EntmaxCall(*inputs)
         _, stats = output
         ctx.mark_non_differentiable(stats)
@@ -51,7 +51,7 @@ class Entmax(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-        """The mapped dim is one more in front."""
+        """The mapped dim is one more dim in front."""
         call, size = EntmaxCall(*args), info.batch_size
         dims: Any = EntmaxCall(*in_dims)
         alpha = _rows_front(call.alpha, dims.alpha, size)

@@ -1,6 +1,6 @@
 """The formulas of entmax, on any device and in any dtype: the oracle for the kernels.
 
-Differentiable twice. Arguments are taken as they come; `api` checks them.
+Differentiable twice. Arguments are not checked here; `api` checks them.
 
 Shapes: z is (..., K) in the compute dtype, masked (..., K) says which entries take no part; every function returns the
 weights, (..., K): 0 where masked, NaN wherever else there is a NaN in the row.
@@ -25,7 +25,7 @@ def split(x: Tensor, dim: int, mask: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def from_the_largest(z: Tensor, masked: Tensor) -> Tensor:
-    """z less the largest entry that takes part, -inf where masked, NaN in the whole row if it holds one or +inf.
+    """z minus the largest entry that takes part; -inf where masked; NaN in the whole row if it holds NaN or +inf.
 
     All these functions are the same for z + c, so the largest counts as a constant for gradients.
     """
@@ -80,7 +80,7 @@ NEAR = 1.25  # up to here alpha counts as close to 1
 
 
 def _power(u: Tensor, masked: Tensor, tau: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
-    """p = r^(1 / (alpha - 1)) and its derivative by u, p / r, both 0 outside of the support. u is finite throughout.
+    """p = r^(1 / (alpha - 1)) and dp/du = p / r, both 0 outside the support. u is finite throughout.
 
     r is 1 at the largest entry if that takes everything, and K^(1 - alpha) if all are equal. For alpha near 1 both are
     close to 1: so r = 1 + (alpha - 1)(u - tau), whose logarithm is taken without 1; alpha to 1 is exp(u - tau), to
@@ -90,7 +90,7 @@ def _power(u: Tensor, masked: Tensor, tau: Tensor, alpha: Tensor) -> tuple[Tenso
     near = alpha < NEAR
     scaled = a * torch.where(near, u - tau, u)
     inside = ((torch.where(near, scaled + 1, scaled + tau) > 0) | u.isnan()) & ~masked
-    # what is not used must not be infinite: its gradient, 0, would become NaN
+    # unused entries must not be infinite: their gradient, 0, would become NaN
     scaled = torch.where(inside, scaled, 0.0)
     r = torch.where(near, scaled + 1, torch.where(inside, scaled + tau, 1.0))
     log_r = torch.where(near, torch.log1p(torch.where(near, scaled, 0.0)), torch.where(near, 1.0, r).log())
@@ -131,10 +131,10 @@ def entmax(z: Tensor, masked: Tensor, alpha: Tensor) -> Tensor:
                 break
         tau = torch.where(empty, 1.0, tau)  # any number will do
         slope = _power(u, masked, tau, alpha)[1].sum(-1, keepdim=True)
-        slope = torch.where(empty, 1.0, torch.where(near, slope, -slope / a))  # by tau
-    # Two more steps, now with gradients. With tau itself off by some change of u or alpha in the first order, it is off
-    # in the second order after one step, in the third after two, though the slope is a constant: so the result has the
-    # first two derivatives of the root.
+        slope = torch.where(empty, 1.0, torch.where(near, slope, -slope / a))  # with respect to tau
+    # Two more steps, now with gradients. If u or alpha change, tau is off to first order in that change, to second
+    # order after one step and to third order after two, although the slope is a constant: so the result has the first
+    # two derivatives of the root.
     for _ in range(2):
         tau = tau + torch.where(empty, 0.0, (_power(u, masked, tau, alpha)[0].sum(-1, keepdim=True) - 1) / slope)
     return _power(u, masked, tau, alpha)[0]
@@ -150,7 +150,7 @@ def of_call(call: EntmaxCall) -> Tensor:
 
 
 def why_not(call: EntmaxCall) -> str | None:
-    """Nothing keeps the formulas from any call."""
+    """The formulas can run any call."""
     return None
 
 

@@ -20,10 +20,10 @@ IMPLEMENTATIONS = dispatch.load("loss")
 
 
 class LossStats(NamedTuple):
-    """What a loss knows beside its value; no gradients flow through it.
+    """What a loss computes besides its value; no gradients flow through it.
 
     log_sum and entropy have a value for each row, in the target's shape and 0 where that is ``ignore_index``. accuracy
-    is the share of the rows that count whose class of largest weight is the target (the first of several).
+    is the share of the counted rows in which the target has the largest weight (in a tie, the first class has it).
     """
 
     log_sum: Tensor
@@ -39,7 +39,7 @@ def _counted(target: Tensor, ignore_index: int) -> Tensor:
 
 
 def _divisor(target: Tensor, weight: Tensor | None, ignore_index: int) -> Tensor:
-    """What the sum of losses is divided by for their mean, as torch has it."""
+    """What the sum of losses is divided by for their mean, as in torch."""
     if weight is None or target.is_floating_point():
         return _counted(target, ignore_index)
     ignored = target == ignore_index
@@ -152,11 +152,11 @@ def multimax_cross_entropy(
         coefs: (N, 2), see :func:`multimax.multimax`.
         knots: (N, 2).
         weight: (C,), one weight per class.
-        ignore_index: rows with this target count for nothing; for indices only.
+        ignore_index: rows with this target do not count; for indices only.
         reduction: "mean" (over the rows that count, weighted by ``weight``), "sum" or "none".
         label_smoothing: in [0, 1].
         z_loss: factor of the squared log-sum of each row that counts, added to its loss; "mean" takes its plain mean.
-        return_stats: return also :class:`LossStats`: log-sum, entropy and accuracy, found on the way.
+        return_stats: also return :class:`LossStats`: log-sum, entropy and accuracy, computed on the way.
         impl: as for :func:`linear_multimax_cross_entropy`. Gradients of target probabilities and torch.func's
             transforms go through the reference.
 
@@ -256,18 +256,18 @@ def linear_multimax_cross_entropy(
     group: Any = None,
     impl: str = "auto",
 ) -> Tensor | tuple[Tensor, LossStats]:
-    r""":func:`multimax_cross_entropy` of a linear layer's logits, which are never held but in chunks of rows.
+    r""":func:`multimax_cross_entropy` of a linear layer's logits, which are only ever held in chunks of rows.
 
     .. math:: \ell = \operatorname{CE}(\sigma(h W^\top + \beta),\, y)
 
     for hidden states h, as ``torch.nn.functional.linear_cross_entropy`` is for softmax. Gradients flow to ``input``,
-    ``linear_weight``, ``linear_bias``, ``coefs`` and ``knots``; what needs none costs nothing, and neither do rows
-    that are ignored. With "mean" or "sum" the gradients are made in the forward, while a chunk's logits are there, and
+    ``linear_weight``, ``linear_bias``, ``coefs`` and ``knots``; what needs no gradient costs nothing, and neither do
+    ignored rows. With "mean" or "sum" the gradients are made in the forward, while a chunk's logits are there, and
     handed over by the first backward; with "none", under torch.compile and for any further backward (retain_graph)
     the logits are made a second time. Second derivatives hold all the logits.
 
     Half precision: products in that dtype, all sums over chunks in float32. Under autocast ``input`` and
-    ``linear_weight`` are cast as torch casts those of a linear layer, and the loss is float32.
+    ``linear_weight`` are cast as torch casts the inputs of a linear layer, and the loss is float32.
 
     Args:
         input: hidden states of shape (..., D).
@@ -283,13 +283,13 @@ def linear_multimax_cross_entropy(
         reduction: "mean", "sum" or "none".
         label_smoothing: in [0, 1].
         z_loss: factor of the squared log-sums.
-        return_stats: return also :class:`LossStats`.
+        return_stats: also return :class:`LossStats`.
         chunk: rows whose logits are held at once; None for as many as take half the memory that the sum of the
             weight's gradient takes (in float32 for half precision), within [64, 512].
         group: a ``torch.distributed`` process group over whose processes the rows of ``linear_weight`` are split.
             All processes give the same input, target (indices into the whole), parameters and options, and ask for
-            the same gradients; all get the whole loss and the whole gradients of input and parameters, and each that
-            of its part of the weight and bias.
+            the same gradients; all get the whole loss and the whole gradients of input and parameters, and each
+            gets the gradient of its part of the weight and bias.
         impl: "auto", "cpu" (chunks, with the compiled kernels), "torch" (chunks, in plain PyTorch) or "reference"
             (the formulas; holds all logits). Without kernels, and on other devices, "auto" takes "torch".
 

@@ -21,11 +21,11 @@ from multimax.ops.operators import LIBRARY, traced
 
 
 def unable(target: Tensor) -> str | None:
-    """What no implementation over these operators has."""
+    """What no implementation of these operators supports."""
     if target.requires_grad and torch.is_grad_enabled():
         return "the loss kernels give no gradient to the target"
     if torch._C._are_functorch_transforms_active():
-        return "the loss kernels know nothing of torch.func's transforms"
+        return "the loss kernels do not support torch.func's transforms"
     return None
 
 
@@ -72,7 +72,7 @@ def _by_reference(
     function: Callable[..., tuple[Tensor, ...]], inputs: tuple[Tensor | None, ...], grads: tuple[Tensor, ...]
 ) -> list[Tensor | None]:
     """Gradients that can be differentiated again."""
-    # aliases: an input that depends on another, as with tied weights, is not to be followed back to it here
+    # aliases: if one input depends on another, as with tied weights, the gradient must not flow on to it here
     aliases = [t if t is None else t.view_as(t) for t in inputs]
     needed = [t for t in aliases if t is not None and t.requires_grad]
     found = iter(
@@ -165,14 +165,14 @@ LINEAR_TENSORS = LinearLossCall._fields.index("weight") + 1
 
 
 def differentiable(call: LinearLossCall) -> LinearGrads:
-    """The tensors of a call that may have a gradient, or whatever stands in their places."""
+    """The tensors of a call that may have a gradient, or whatever takes their places."""
     return LinearGrads(call.input, call.linear_weight, call.linear_bias, call.coefs, call.knots)
 
 
 def _all_at_once(call: LinearLossCall) -> Callable[..., tuple[Tensor, Tensor]]:
     """Losses and log-sums as a function of input, weight, bias, coefs and knots, to be differentiated to any order."""
     if call.group:
-        raise RuntimeError("multimax: a weight in parts over processes gives no second derivatives")
+        raise RuntimeError("multimax: a weight that is split over processes has no second derivatives")
 
     def function(*tensors: Tensor | None) -> tuple[Tensor, Tensor]:
         return reference.linear_cross_entropy(call._replace(**LinearGrads(*tensors)._asdict()))
@@ -192,19 +192,19 @@ class ReducedLinearLoss(torch.autograd.Function):
     All gradients are known, but for one factor, once the loss is: they are made in the forward, while the logits of a
     chunk are there, and handed over by the first backward. Any further backward makes the logits again.
 
-    float16 has no room for the gradient of a mean over many rows, and the loss scaling that makes some is part of the
-    factor, which comes too late: there the gradients are kept for a sum of rows that weigh 1 at most, in float32, and
-    brought to the right size at last.
+    float16 cannot represent the gradient of a mean over many rows, and the loss scaling that would help is part of the
+    factor, which comes too late. So the gradients are kept in float32 there, for a sum of rows that weigh 1 at most,
+    and scaled at the end.
     """
 
     @staticmethod
     def forward(
         ctx: Any, scale: Tensor, z_scale: Tensor | None, rest: LinearLossCall, *given: Tensor | None
     ) -> tuple[Tensor, ...]:
-        """The loss, and the rows' results beside; given are input, weight, bias, coefs and knots, and ``rest`` is the
+        """The loss, and the rows' results; given are input, weight, bias, coefs and knots, and ``rest`` is the
         call without them."""
         call = rest._replace(**LinearGrads(*given)._asdict())
-        ctx.kept = torch.ones_like(scale)  # what the gradients are kept times
+        ctx.kept = torch.ones_like(scale)  # the factor that the kept gradients include
         if call.dtype == torch.float16:
             largest = 1 if call.weight is None else call.weight.abs().max().to(scale.dtype)
             ctx.kept = torch.where((scale * largest).isfinite() & (scale * largest > 0), 1 / (scale * largest), 1.0)
@@ -226,7 +226,7 @@ class ReducedLinearLoss(torch.autograd.Function):
 
     @staticmethod
     def reduce(losses: Tensor, log_sum: Tensor, scale: Tensor, z_scale: Tensor | None) -> Tensor:
-        """One number from those of the rows."""
+        """One number from the rows' numbers."""
         loss = losses.sum() * scale.to(losses.dtype)
         return loss if z_scale is None else loss + log_sum.square().sum() * z_scale.to(losses.dtype)
 
@@ -273,8 +273,8 @@ def loss(call: LossCall | LinearLossCall) -> Rows:
 
 
 def reduced_linear_loss(call: LinearLossCall, scale: Tensor, z_scale: Tensor | None) -> Rows:
-    """The sum over rows of scale * loss + z_scale * log-sum^2 in the place of the losses, its gradients made on the
-    way; checks the targets."""
+    """The sum over rows of scale * loss + z_scale * log-sum^2 instead of the losses, with its gradients computed on
+    the way; checks the targets."""
     checks.target_values(call.target, call.classes, call.ignore_index)
     given = differentiable(call)
     rest = call._replace(**dict.fromkeys(LinearGrads._fields))  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from multimax.ops.operators import Mutable, define, one_device
 
 
 class Rows(NamedTuple):
-    """What is found of each row, (R,) each; the last two only if asked for, else empty."""
+    """The results of each row, (R,) each; the last two only if asked for, else empty."""
 
     losses: Tensor
     log_sum: Tensor
@@ -29,7 +29,7 @@ class Rows(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """All that a loss depends on beside the logits, the target and the parameters."""
+    """Everything that a loss depends on besides the logits, the target and the parameters."""
 
     weight: Tensor | None  # (C,) for each class
     ignore_index: int
@@ -42,7 +42,7 @@ class Setting(NamedTuple):
 
 
 class Logits(NamedTuple):
-    """Logits of some rows, (R, C) with contiguous rows, with all that their loss depends on."""
+    """Logits of some rows, (R, C) with contiguous rows, with everything that their loss depends on."""
 
     x: Tensor
     target: Tensor
@@ -51,7 +51,7 @@ class Logits(NamedTuple):
     setting: Setting
 
     def weight(self) -> Tensor | None:
-        """The weights of these classes, in the dtype that is computed in."""
+        """The weights of these classes, in the compute dtype."""
         setting = self.setting
         if setting.weight is None:
             return None
@@ -60,7 +60,7 @@ class Logits(NamedTuple):
 
 
 class LossCall(NamedTuple):
-    """The loss of logits; the rows' results and what the backward needs of them come out."""
+    """The loss of logits; it returns the rows' results and what the backward needs."""
 
     x: Tensor
     target: Tensor
@@ -79,7 +79,7 @@ class LossCall(NamedTuple):
 
 
 class LossBackwardCall(NamedTuple):
-    """Its gradients, of x, coefs and knots, from those of losses and log-sums."""
+    """Its gradients, of x, coefs and knots, from the gradients of losses and log-sums."""
 
     grad_losses: Tensor
     grad_log_sum: Tensor
@@ -135,7 +135,7 @@ class LinearLossCall(NamedTuple):
 
 
 class LinearLossBackwardCall(NamedTuple):
-    """Its gradients, of input, weight, bias, coefs and knots, those that are needed."""
+    """Its gradients: those of input, weight, bias, coefs and knots that are needed."""
 
     grad_losses: Tensor
     grad_log_sum: Tensor

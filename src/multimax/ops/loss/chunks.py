@@ -22,7 +22,7 @@ def _rows_by(impl: str) -> Any:
 def _gradients(
     logits: Logits, sums: Tensor, scale: Tensor, p_scale: Tensor, params_grad: bool, out: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Writes the gradient of x to out, which may be x; returns those of coefs and knots, empty unless asked for."""
+    """Writes x's gradient to out, which may be x; returns the gradients of coefs and knots, empty unless asked for."""
     if logits.x.shape[1] == 0:
         size = logits.coefs.shape if params_grad else (0,)
         none = logits.coefs.new_zeros(size, dtype=dtypes.exact_dtype(logits.x.device))
@@ -42,7 +42,7 @@ def rows_of_logits(call: LossCall) -> tuple[Rows, Tensor]:
 
 
 def rows_of_logits_backward(call: LossBackwardCall) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of x, coefs and knots, from those of losses and log-sums."""
+    """The gradients of x, coefs and knots, from the gradients of losses and log-sums."""
     out = call.x.new_empty(call.x.shape)
     sums, mass = call.saved.tensor_split([2])
     p_scale = call.grad_losses * mass.squeeze(0) + call.grad_log_sum
@@ -54,7 +54,7 @@ class _Sums(dict[str, Tensor]):
     """Gradients by name, which chunks add to."""
 
     def add(self, name: str, part: Tensor) -> None:
-        """One more chunk's part, which may be kept."""
+        """Adds one more chunk's part, which may be kept."""
         self[name] = self[name].add_(part) if name in self else part
 
     def add_product(self, name: str, a: Tensor, b: Tensor, wide: torch.dtype) -> None:
@@ -75,11 +75,11 @@ NOTHING = LinearGrads(False, False, False, False, False)
 def rows_of_linear(
     call: LinearLossCall, upstream: Upstream | None = None, needed: LinearGrads = NOTHING, keep_wide: bool = False
 ) -> tuple[Rows, LinearGrads]:
-    """Rows of the loss, and, for the gradients that `upstream` gives of losses and log-sums, those that are needed.
+    """Rows of the loss, and the gradients that are needed, from `upstream`'s gradients of losses and log-sums.
 
     Logits live in one buffer of `chunk` rows: they are made, reduced to sums, overwritten by their gradient, and used
-    for the products that follow from it. Rows to be ignored are left out of all of it. upstream is called with the
-    chunk's rows and log-sums. keep_wide: gradients in the dtype that they are summed in, not in that of the tensors.
+    for the products that follow from it. Ignored rows are left out of all this. upstream is called with the
+    chunk's rows and log-sums. keep_wide: gradients in the dtype that they are summed in, not in the tensors' dtype.
     """
     setting, dtype, target = call.setting(), call.dtype, call.target
     rows, classes = call.input.shape[0], call.linear_weight.shape[0]
@@ -141,7 +141,7 @@ def rows_of_linear(
             else:
                 of_input[places] = torch.mm(x, projection).to(of_input.dtype)
         if needed.linear_weight:
-            only = end - start == count  # then there is nothing to add up
+            only = end - start == count  # nothing to add up then
             grads.add_product("linear_weight", x.t(), hidden, dtype if only else wide)
         if needed.linear_bias:
             grads.add("linear_bias", x.sum(0, dtype=wide))
@@ -168,5 +168,5 @@ def rows_of_linear(
 
 def default_chunk(linear_weight: Tensor, dtype: torch.dtype) -> int:
     """Rows whose logits take half the memory of the weight's gradient while it is summed, in float32 for half
-    precision; but enough for the products to be quick, and no more than that takes."""
+    precision; but enough rows for fast products, and no more than that takes."""
     return min(max(linear_weight.shape[1] * dtypes.compute_dtype(dtype).itemsize // (2 * dtype.itemsize), 64), 512)

@@ -21,7 +21,7 @@ def why_not(call: LossCall | LinearLossCall) -> str | None:
 
 
 def _kernel_call(logits: Logits) -> KernelCall:
-    """As the compiled library wants it."""
+    """The call in the form that the compiled library takes."""
     x, target, setting = logits.x, logits.target, logits.setting
     indices = probabilities = None
     if is_indices(target):
@@ -53,7 +53,7 @@ def sums(logits: Logits) -> Tensor:
 def gradients(
     logits: Logits, sums: Tensor, scale: Tensor, p_scale: Tensor, params_grad: bool, out: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Writes the gradient of x to out, which may be x; returns those of coefs and knots in float64.
+    """Writes the gradient of x to out, which may be x; returns the gradients of coefs and knots in float64.
 
     The gradient of s is p_scale p - scale q, with one scale of each for every row.
     """

@@ -1,5 +1,5 @@
-"""The losses in plain PyTorch, ``impl="torch"``: the steps of the kernels on any device, so that without them a linear
-layer's logits need not be held either."""
+"""The losses in plain PyTorch, ``impl="torch"``: the steps of the kernels on any device. A linear layer's
+logits need not be held without the kernels either."""
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ def why_not(call: LossCall | LinearLossCall) -> str | None:
 
 
 def _wanted(logits: Logits) -> Tensor:
-    """(R or 1, C): q of csrc/loss/loss.h, what the loss wants of each class but for an index."""
+    """(R or 1, C): q of csrc/loss/loss.h, what the loss wants of each class, except for an index."""
     x, setting = logits.x, logits.setting
     dtype = dtypes.compute_dtype(x.dtype)
     q = x.new_full((1, 1), setting.smoothing / max(setting.classes or x.shape[1], 1), dtype=dtype)
@@ -70,7 +70,7 @@ def sums(logits: Logits) -> Tensor:
 def gradients(
     logits: Logits, sums: Tensor, scale: Tensor, p_scale: Tensor, params_grad: bool, out: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Writes the gradient of x to out, which may be x; returns those of coefs and knots.
+    """Writes the gradient of x to out, which may be x; returns the gradients of coefs and knots.
 
     The gradient of s is p_scale p - scale q, with one scale of each for every row.
     """

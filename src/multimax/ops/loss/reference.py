@@ -17,7 +17,8 @@ NAME = "reference"
 def cross_entropy(call: LossCall) -> tuple[Tensor, Tensor]:
     """Cross-entropy of each row of x, with log multimax instead of log softmax, and its log-sum.
 
-    Rows to be ignored are 0. What is masked and not wanted costs nothing. Both results are (R,) in the compute dtype.
+    Ignored rows are 0. Masked entries that the target does not want add nothing. Both results are (R,), in the compute
+    dtype.
     """
     x, target = call.x, call.target
     dtype = dtypes.compute_dtype(x.dtype)
@@ -57,7 +58,7 @@ def linear_cross_entropy(call: LinearLossCall) -> tuple[Tensor, Tensor]:
 
 
 def _entropy_and_best(call: LossCall) -> tuple[Tensor, Tensor]:
-    """What the other implementations find on their way."""
+    """What the other implementations compute on the way."""
     with torch.no_grad():
         masked, s = scores(call.x, call.coefs, call.knots)
         log_p = torch.where(masked, 0.0, log_multimax(call.x, call.coefs, call.knots, dtype=s.dtype))
@@ -71,7 +72,7 @@ def _entropy_and_best(call: LossCall) -> tuple[Tensor, Tensor]:
 def why_not(call: LossCall | LinearLossCall) -> str | None:
     """Why the formulas cannot run this call."""
     if isinstance(call, LinearLossCall) and call.group:
-        return "it has no weight in parts over processes, and neither have torch.func's transforms"
+        return "it does not support a weight that is split over processes, nor do torch.func's transforms"
     return None
 
 

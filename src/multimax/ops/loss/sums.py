@@ -1,4 +1,4 @@
-"""Losses from sums over the entries of each row. The sums themselves are an implementation's matter: see `cpu` and
+"""Losses from sums over the entries of each row. The sums themselves are up to the implementations: see `cpu` and
 `plain`."""
 
 import torch
@@ -21,7 +21,7 @@ def _times(a: Tensor, b: Tensor) -> Tensor:
 
 
 def joined(sums: Tensor, setting: Setting) -> Tensor:
-    """The sums of whole rows, from those of the parts that the processes of a group have."""
+    """The sums of whole rows, from the sums of the parts that the processes of a group hold."""
     import torch.distributed as dist
 
     group = group_of(setting.group)
@@ -43,7 +43,7 @@ def joined(sums: Tensor, setting: Setting) -> Tensor:
 
 
 def rows_of(sums: Tensor, target: Tensor, setting: Setting) -> tuple[Rows, Tensor]:
-    """Losses and the rest from the sums, and the sum of all that a row's loss wants."""
+    """Losses and the other results from the sums, and the total of what each row's loss wants."""
     log_total = sums[TOTAL].log()
     log_sum = sums[TOP] + log_total
     losses, mass = _times(sums[MASS], log_total) - sums[DOT], sums[MASS]

@@ -32,7 +32,7 @@ def multimax(
 
     with :math:`c_n = 1 - t_{b_n}` and :math:`e_n = t_{d_n} - 1` of the paper (equations 4 and 6). All-zero ``coefs``
     is softmax. Entries that are ``-inf``, or at or below half of the dtype's lowest finite value, count as masked: they
-    get weight 0 and no gradient. A row with nothing left is all zeros. A NaN shows in its whole row.
+    get weight 0 and no gradient. A row with nothing left is all zeros. A NaN makes its whole row NaN.
 
     Half-precision inputs are computed in float32 and returned in their dtype; the parameters may be of another dtype.
     Gradients flow to ``x``, ``coefs`` and ``knots``; equal calls give bitwise equal results.
@@ -40,14 +40,14 @@ def multimax(
     Args:
         x: input of any shape, float32, float64, bfloat16 or float16.
         coefs: :math:`(c_n, e_n)`, of shape (N, 2) for one set of parameters or (H, N, 2) for one per head. (H, N, 2) is
-            made for attention scores (..., H, queries, keys): the heads are the last but one of x's other dims. For
+            made for attention scores (..., H, queries, keys): the heads are the second to last of x's other dims. For
             heads on any other axis give leading dims that broadcast against x's shape without ``dim``: for x of
             (batch, queries, H, keys) that is (H, N, 2) viewed as (1, H, N, 2).
         knots: :math:`(b_n, d_n)`, of the same shape as ``coefs``.
         dim: the dim along which the weights sum to 1.
         mask: boolean, broadcastable to ``x``; True where an entry takes part.
-        impl: "auto", "cpu" (the compiled kernels) or "reference" (the formulas in plain PyTorch). A name given
-            outright runs or raises; "auto" takes the kernels on a CPU, except under forward-mode differentiation.
+        impl: "auto", "cpu" (the compiled kernels) or "reference" (the formulas in plain PyTorch). An implementation
+            given by name runs or raises; "auto" takes the kernels on a CPU, except under forward-mode differentiation.
 
     Returns:
         Weights of the shape and dtype of ``x``.
@@ -102,7 +102,7 @@ def modulate(x: Tensor, coefs: Tensor, knots: Tensor, *, impl: str = "auto") -> 
     .. math:: \sigma(x) = x + \sum_{n=1}^{N} c_n \max(b_n - x, 0)^n + e_n \max(x - d_n, 0)^n
 
     ReLU, Leaky ReLU and PReLU are special cases: ``b = d = 0``, ``t_d = 1`` and ``t_b`` the slope below zero. Entries
-    that count as masked (see :func:`multimax`) pass through unchanged and without gradient, so that
+    that count as masked (see :func:`multimax`) pass through unchanged and without gradient:
     ``torch.softmax(modulate(x, coefs, knots), -1)`` treats them as masked too.
 
     Args:

@@ -33,7 +33,7 @@ class Rows(torch.autograd.Function):
 
     @staticmethod
     def forward(*args: Any) -> tuple[Tensor, Tensor]:
-        """The row function of that kind, and what its backward may need of each row."""
+        """The row function of that kind, and what its backward may need for each row."""
         result: tuple[Tensor, Tensor] = torch.ops.multimax.rows_forward.default(*args)
         return result
 
@@ -43,7 +43,7 @@ class Rows(torch.autograd.Function):
         call = RowsCall(*inputs)
         y, stats = output
         ctx.mark_non_differentiable(stats)
-        ctx.set_materialize_grads(False)  # zeros as a gradient of stats would be of no use
+        ctx.set_materialize_grads(False)  # a gradient of zeros for stats would be of no use
         ctx.dim, ctx.kind = call.dim, call.kind
         saved = {"output": y, "stats": stats, None: None}[saves(call.x, call.kind)]
         ctx.save_for_backward(call.x, saved, call.coefs, call.knots, call.mask)
@@ -92,7 +92,7 @@ class RowsBackward(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        """Keeps what the reference needs: all but what the forward saved, which follows from the rest."""
+        """Keeps what the reference needs: everything but what the forward saved, which follows from the rest."""
         call = RowsBackwardCall(*inputs)
         ctx.dim, ctx.kind, ctx.params_grad = call.dim, call.kind, call.params_grad
         ctx.save_for_backward(call.grad, call.x, call.coefs, call.knots, call.mask)

@@ -47,7 +47,7 @@ def gumbel_multimax(
     last = logits[None] if logits.ndim == 0 else logits.movedim(dim, -1)
     masked = masking.masked(last)
     empty = masked.all(-1, keepdim=True)
-    # a row without entries gets a sample all the same, to have no NaN in it, and is zeroed
+    # a row without entries still gets a sample, to avoid NaN, and is zeroed
     scores = torch.where(masked, torch.where(empty, 0.0, -torch.inf), modulate(last, coefs, knots))
     samples = F.gumbel_softmax(scores.movedim(-1, dim), tau, hard, dim=dim)
     return torch.where(empty.movedim(-1, dim), 0.0, samples).reshape(logits.shape)
@@ -60,7 +60,8 @@ class MultiMaxCategorical(Categorical):
 
     Everything that torch's distribution has: sample, log_prob, entropy, mode, enumerate_support, expand, and the
     Kullback-Leibler divergence from and to other categorical distributions. Gradients flow to the logits and to the
-    parameters. Entries that count as masked (see :func:`multimax.multimax`) have probability 0; something must be left.
+    parameters. Entries that count as masked (see :func:`multimax.multimax`) have probability 0; one entry must
+    be left.
 
     Args:
         logits: (..., C).

@@ -1,6 +1,6 @@
 """The formulas of the paper, line by line, on any device and in any dtype: the oracle for every kernel.
 
-Differentiable to any order. Arguments are taken as they come; `api` checks them.
+Differentiable to any order. Arguments are not checked here; `api` checks them.
 
 Shapes: x is (..., K, ...) with K entries along `dim`, S is x's shape without `dim`; coefs and knots are
 (*lead, N, 2) with `lead` broadcasting against S; mask broadcasts against x.
@@ -37,7 +37,7 @@ def _prepare(x: Tensor, coefs: Tensor, knots: Tensor, dim: int, mask: Tensor | N
     if mask is not None:
         masked = masked | ~mask
     x, masked = x.movedim(dim, -1), masked.movedim(dim, -1)
-    # sigma of a masked entry is never taken: not even its gradient could be kept clean of inf and NaN
+    # sigma of a masked entry is never taken: even its gradient could not be kept free of inf and NaN
     safe = torch.where(masked, 0.0, x.to(dtype))
     return x.to(dtype), masked, sigma(safe, coefs.to(dtype), knots.to(dtype))
 
@@ -59,7 +59,7 @@ def multimax(
 ) -> Tensor:
     """softmax(sigma(x)); masked entries, and rows without any others, are 0."""
     _, masked, modulated = _prepare(x, coefs, knots, dim, mask)
-    # a row without entries gets a softmax all the same, to have no NaN in it, and is zeroed with the rest
+    # a row without entries still gets a softmax, to avoid NaN, and is zeroed with the rest
     scores = torch.where(masked & ~masked.all(-1, keepdim=True), float("-inf"), modulated)
     weights = torch.where(masked, 0.0, torch.softmax(scores, -1))
     return weights.to(dtype or x.dtype).movedim(-1, dim)
@@ -87,7 +87,7 @@ def scores(x: Tensor, coefs: Tensor, knots: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def why_not(call: RowsCall) -> str | None:
-    """Nothing keeps the formulas from any call."""
+    """The formulas can run any call."""
     return None
 
 

@@ -1,8 +1,8 @@
-"""The explorer: one page in the browser, to see what MultiMax does by moving it. `multimax explore` opens it.
+"""The explorer: a page in the browser that shows what MultiMax does as you move its parameters, by `multimax explore`.
 
-The page, page.html, is one file that computes everything itself, in JavaScript. The layers' parameters stand in it as
-JSON, so that it works as it lies in the package; whenever it is served or saved, :func:`page` puts in those of
-:data:`multimax.presets` anew. After a change there, ``multimax explore --save src/multimax/plots/explorer/page.html``.
+The page, page.html, is one file that computes everything itself, in JavaScript. It contains the layers' parameters as
+JSON, so the file in the package works as it is; whenever it is served or saved, :func:`page` fills in those of
+:data:`multimax.presets`. After a change there, ``multimax explore --save src/multimax/plots/explorer/page.html``.
 """
 
 import json
@@ -16,7 +16,7 @@ from multimax.ops.presets import presets
 
 FILE = Path(__file__).with_name("page.html")
 HOST = "127.0.0.1"  # nobody else needs to see it
-PORT = 8317  # always the same, so that a saved link still leads there tomorrow
+PORT = 8317  # always the same, so that a saved link still works tomorrow
 TITLES = {"deit_small": "DeiT-small", "wikitext103_lm": "WikiText-103 LM"}
 START, END = '<script type="application/json" id="presets">\n', "\n</script>"
 
@@ -39,12 +39,12 @@ def page() -> str:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Gives the page and nothing else."""
+    """Serves the page and nothing else."""
 
     content: bytes
 
     def do_GET(self) -> None:
-        """The page under its own address, an error under all others."""
+        """The page at its address, an error at all others."""
         if self.path.partition("?")[0] != "/":
             self.send_error(404, "multimax: there is only one page, at /")
             return
@@ -55,24 +55,24 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(self.content)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """No line for each request."""
+        """Logs no requests."""
 
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    allow_reuse_port = False  # some versions of Python would let two servers have one port
+    allow_reuse_port = False  # some versions of Python would let two servers share one port
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that closes the connection early is no error; all else is told as ever."""
+        """A browser that closes the connection early is not an error; everything else is reported as usual."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 
 
 def server(port: int = PORT) -> ThreadingHTTPServer:
-    """A server of the page for this machine alone, ready for ``serve_forever``.
+    """A server of the page, for this machine only, ready for ``serve_forever``.
 
     Args:
-        port: where; 0 takes any that is free.
+        port: 0 takes any free port.
 
     Example:
         >>> from multimax.plots import explorer
