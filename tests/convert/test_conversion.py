@@ -372,7 +372,12 @@ REFUSED = {
     ),
     "softmax without dim": (lambda: nn.Sequential(nn.Softmax()), {}, ValueError, "'0': nn.Softmax without a dim"),
     "one softmax": (lambda: nn.Softmax(-1), {}, ValueError, "whole model is one softmax"),
-    "heads of a softmax": (lambda: nn.Sequential(Attention()), {"per_head": True}, ValueError, "how many heads"),
+    "heads of a softmax": (
+        lambda: nn.Sequential(Attention()),
+        {"per_head": True},
+        ValueError,
+        "its number of heads is not known",
+    ),
     "heads of another model": (
         encoder,
         {"reweight": multimax.MultiMax(heads=6)},

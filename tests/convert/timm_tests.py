@@ -299,7 +299,7 @@ def test_formula(known_as: str) -> None:
 
 
 @pytest.mark.parametrize("known_as", WITH_HEADS)
-def test_formula_with_parameters_a_head(known_as: str) -> None:
+def test_formula_with_parameters_per_head(known_as: str) -> None:
     module, inputs = made(known_as)
     original = copy.deepcopy(module)
     multimax.convert_(module, per_head=True)
@@ -312,9 +312,9 @@ def test_formula_with_parameters_a_head(known_as: str) -> None:
 
 
 @pytest.mark.parametrize("known_as", sorted(set(CASES) - set(WITH_HEADS)))
-def test_no_parameters_a_head_where_heads_are_elsewhere(known_as: str) -> None:
+def test_no_parameters_per_head_where_heads_are_elsewhere(known_as: str) -> None:
     module, _ = made(known_as)
-    with pytest.raises(ValueError, match="how many heads"):
+    with pytest.raises(ValueError, match="its number of heads is not known"):
         multimax.convert_(module, per_head=True)
 
 

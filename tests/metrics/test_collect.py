@@ -18,8 +18,9 @@ import multimax
 from multimax import metrics
 from multimax.metrics import MEASURES, LogHistogram, Moments, collect
 from multimax.metrics.weights import mean_score
-from multimax.ops import observing, reference
+from multimax.ops import observing
 from multimax.ops.attention import blocks as score_blocks
+from multimax.ops.attention import reference
 
 ROWS = ("multi_modality", "sparsity", "entropy", "support", "top_mass", "histogram")
 FEATURES = ("patch_similarity", "mean_average_distance")

@@ -698,7 +698,7 @@ BAD: dict[str, tuple[Options, type[Exception], str]] = {
     "unknown name": ({"reweight": "relu"}, ValueError, "multimax: expected name to be one of 'softmax', 'multimax'"),
     "topk without k": ({"reweight": "topk"}, TypeError, "multimax: expected k for topk, got no such option"),
     "attnscale without omega": ({"reweight": "attnscale"}, TypeError, "a reweighting.AttnScaledSoftmax module has its"),
-    "multimax without parameters": ({"reweight": "multimax"}, TypeError, "a multimax.MultiMax module has them"),
+    "multimax without parameters": ({"reweight": "multimax"}, TypeError, "a multimax.MultiMax module has its own"),
     "a number": (
         {"reweight": 1.5},
         TypeError,

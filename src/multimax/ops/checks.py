@@ -855,7 +855,7 @@ def function_options(
         )
     missing = [key for key, parameter in known.items() if parameter.default is parameter.empty and key not in given]
     if missing:
-        remedy = "" if module is None else f"; a {module} module has them"
+        remedy = "" if module is None else f"; a {module} module has its own"
         raise TypeError(f"multimax: expected {' and '.join(missing)} for {name}, got no such option{remedy}")
 
 
