@@ -1197,5 +1197,5 @@ def test_an_output_layer_that_is_none_in_the_file(tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())
     config["multimax"]["output"] = {"bert.embeddings.LayerNorm": {"name": "multimax"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=r"exactly nn\.Linear, and is LayerNorm"):
+    with pytest.raises(ValueError, match=r"exactly nn\.Linear, but is LayerNorm"):
         multimax.from_pretrained(transformers.AutoModelForMaskedLM, tmp_path)
