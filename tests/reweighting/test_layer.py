@@ -134,6 +134,12 @@ def test_bad_settings(options: dict[str, object], text: str) -> None:
         MultiMax(**options)
 
 
+@pytest.mark.parametrize("init", [None, (torch.zeros(2, 2),), torch.zeros(2, 2)], ids=["none", "one", "a tensor"])
+def test_an_init_that_is_no_pair(init: object) -> None:
+    with pytest.raises(TypeError, match="'identity' or a pair of tensors"):
+        MultiMax(init=init)
+
+
 def test_moves_and_casts_as_modules_do() -> None:
     layer = MultiMax().to(torch.bfloat16)
     assert layer(torch.randn(3, 7, dtype=torch.bfloat16)).dtype == torch.bfloat16

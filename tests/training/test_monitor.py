@@ -608,3 +608,5 @@ def test_a_linear_layer_beside_a_softmax_is_no_output_layer() -> None:
     assert "multimax/softmax/t_b_1" in monitor.values
     with pytest.raises(ValueError, match="score_range"):
         multimax.Monitor(model, score_range=(5, -5))
+    with pytest.raises(ValueError, match="score_range"):
+        multimax.Monitor(model, score_range=(5,))

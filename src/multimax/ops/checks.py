@@ -769,8 +769,7 @@ def score_range(value: tuple[float, float] | None) -> None:
     """The range of the scores; None if it is to be observed."""
     if value is None:
         return
-    low, high = value
-    if not low < high:
+    if len(value) != 2 or not value[0] < value[1]:
         raise ValueError(f"multimax: expected score_range of (low, high), low < high, got {value!r}")
 
 
@@ -903,6 +902,10 @@ def trained_alpha(alpha: float, low: float, high: float) -> None:
 
 def initial_pair(init: tuple[Tensor, Tensor], size: tuple[int, ...], monotone: bool) -> None:
     """Initial coefs and knots of a module."""
+    if not isinstance(init, (tuple, list)) or len(init) != 2:
+        raise TypeError(
+            f"multimax: expected init to be 'paper', 'identity' or a pair of tensors (coefs, knots), got {init!r}"
+        )
     coefs, knots = init
     pair(coefs, knots)
     if tuple(coefs.shape) != size:

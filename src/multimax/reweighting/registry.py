@@ -115,6 +115,8 @@ class Reweighter(nn.Module):
 
     def function(self, ndim: int = 4, dim: int = -1) -> Reweighting:
         """The function with its current options: for attention scores, or for an input of ndim dims."""
+        if self.reweighting_name not in BY_NAME:
+            checks.choice("reweighting_name", self.reweighting_name, names())
         return Reweighting(self.reweighting_name, self.options(ndim, dim))
 
     def learned(self) -> dict[str, Tensor]:

@@ -783,6 +783,11 @@ class TestErrors:
             ({"reduction": "average"}, "expected reduction"),
             ({"weight": torch.ones(3)}, "expected weight"),
             ({"input": [1.0]}, "expected input to be a tensor, got list"),
+            (
+                {"target": torch.full((6,), 11), "weight": torch.ones(11)},
+                r"targets in \[0, 10\] or ignore_index=-100, got 11",
+            ),
+            ({"target": torch.full((6,), -50), "weight": torch.ones(11)}, "got -50"),
             ({"return_stats": 1}, "expected return_stats to be True or False, got 1"),
             (
                 {"impl": "plain"},
@@ -810,7 +815,7 @@ class TestErrors:
         with pytest.raises(RuntimeError, match="no gradient to the target"):
             multimax.multimax_cross_entropy(x, target, *parameters(), impl="cpu")
         multimax.multimax_cross_entropy(x, target, *parameters()).backward()
-        with pytest.raises(RuntimeError, match="impl='torch' cannot run: the loss kernels give no gradient"):
+        with pytest.raises(RuntimeError, match="impl='torch' cannot run: it gives no gradient"):
             multimax.multimax_cross_entropy(x, target, *parameters(), impl="torch")
         expected = -multimax.log_multimax(x, *parameters()) / 3
         torch.testing.assert_close(target.grad, expected)

@@ -159,6 +159,10 @@ def test_without_kernels_one_warning_and_the_reference(monkeypatch: pytest.Monke
     with pytest.warns(UserWarning, match=f"multimax: using the slower reference, because {why}") as caught:
         first = multimax.multimax(X, COEFS, KNOTS)
     assert caught[0].filename == __file__
+    monkeypatch.setattr(dispatch, "_warned", False)
+    with pytest.warns(UserWarning, match="multimax: using the slower reference") as caught:
+        multimax.MultiMax()(X)  # through torch's Module.__call__
+    assert caught[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert torch.equal(multimax.multimax(X, COEFS, KNOTS), first)

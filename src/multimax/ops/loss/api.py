@@ -358,6 +358,7 @@ def linear_multimax_cross_entropy(
     call = call._replace(impl=implementation.NAME)
     in_forward = reduction != "none" and implementation is not reference and not torch.compiler.is_compiling()
     if in_forward and traced(*differentiable(call)):
+        checks.target_values(target, classes, ignore_index)  # before they index the weights
         rows = reduced_linear_loss(call, *_scales(call, reduction, z_loss))
         loss = rows.losses
     else:
