@@ -933,14 +933,6 @@ def omega(value: object, like: Tensor, weights: tuple[int, ...]) -> None:
         )
 
 
-def class_scores(input: object) -> None:
-    """The input of a loss over classes."""
-    tensor("input", input)
-    assert isinstance(input, Tensor)
-    if input.ndim < 1:
-        raise ValueError(f"multimax: expected input of shape (C,), (R, C) or (R, C, ...), got {shape(input)}")
-
-
 def no_loss_options(given: Mapping[str, object]) -> None:
     """Options of a loss, where none is computed."""
     if given:

@@ -94,7 +94,7 @@ def _fenchel_young(
     alpha: float | Tensor, input: Tensor, target: Tensor, ignore_index: int, reduction: str, label_smoothing: float
 ) -> Tensor:
     """The loss of entmax at any alpha, number or tensor."""
-    checks.class_scores(input)
+    checks.logits(input)
     checks.integer("ignore_index", ignore_index)
     checks.choice("reduction", reduction, checks.REDUCTIONS)
     smoothing = checks.number("label_smoothing", label_smoothing, 0, 1)
@@ -265,7 +265,7 @@ def evsoftmax_loss(
         Chen, Itkina, Senanayake, Kochenderfer: Evidential Softmax for Sparse Multimodal Distributions in Deep
         Generative Models. NeurIPS 2021.
     """
-    checks.class_scores(input)
+    checks.logits(input)
     checks.number_above("eps", eps, 0)
     dim = 0 if input.ndim == 1 else 1
     high = reference.kept(input, dim, None, reference.at_or_above_the_mean)
