@@ -14,8 +14,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from multimax.ops import kernels as ops
-from multimax.ops import probe
+from multimax.ops import kernels, probe
 
 SLOW = 0.2  # seconds
 
@@ -89,7 +88,7 @@ def machine(kept: bool) -> dict:
         "cpu": cpu,
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "isa": ops.use_isa(),
+        "isa": kernels.use_isa(),
         "onednn_max_cpu_isa": os.environ.get(probe.VARIABLE),
         "torch": torch.__version__,
         "python": platform.python_version(),

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from machine import ISAS
-from multimax.ops import kernels as ops
-from multimax.ops import probe
+from multimax.ops import kernels, probe
 from sharing import pytest_xdist_make_scheduler as pytest_xdist_make_scheduler
 
 IN_WORKER = "PYTEST_XDIST_WORKER" in os.environ
@@ -38,9 +37,9 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 @pytest.fixture(params=ISAS)
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     """Runs a test once for each instruction set."""
-    before = ops.use_isa()
-    yield ops.use_isa(request.param)
-    ops.use_isa(before)
+    before = kernels.use_isa()
+    yield kernels.use_isa(request.param)
+    kernels.use_isa(before)
 
 
 @pytest.fixture(autouse=True)

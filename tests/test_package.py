@@ -19,7 +19,7 @@ import torch
 import convert_table
 import multimax
 from machine import needs_kernels
-from multimax.ops import kernels as ops
+from multimax.ops import kernels
 from places import ROOT
 
 PACKAGE = Path(multimax.__file__).parent
@@ -181,7 +181,7 @@ def test_instruction_set_by_environment() -> None:
 def test_kernels_of_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     # a build for one machine alone, on a machine without its instructions
     monkeypatch.setattr(torch.ops.multimax, "use_isa", lambda isa: -1)
-    assert "built for another machine's instructions; build them again" in (ops._load() or "")
+    assert "built for another machine's instructions; build them again" in (kernels._load() or "")
 
 
 TRY = """

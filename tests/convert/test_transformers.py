@@ -21,7 +21,7 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask
 import multimax
 from architectures import ARCHITECTURES, OUTSIDE, ROTARY, SEQ2SEQ, SIZES, VISION, VOCABULARY, causal, translation
 from multimax.convert.sites import function_module, mark_of, marked
-from multimax.ops import kernels as ops
+from multimax.ops import kernels
 
 BY_NAME = {architecture.name: architecture for architecture in ARCHITECTURES}
 GENERATING = [architecture.name for architecture in ARCHITECTURES if architecture.generates]
@@ -114,7 +114,7 @@ def test_identity(architecture):
     assert calls.sdpa == 0
     assert calls.softmax == architecture.elsewhere
     fused = 0 if "in blocks" in architecture.attention else architecture.layers
-    assert operations.seen["multimax::attention_forward"] == (0 if ops.unavailable else fused)
+    assert operations.seen["multimax::attention_forward"] == (0 if kernels.unavailable else fused)
     assert all(mark.reached for _, _, mark in marked(model))
     assert (main_output(got) - main_output(expected)).abs().max() < 2e-6
     torch.testing.assert_close(loss_of(got), loss_of(expected), rtol=0, atol=2e-6)

@@ -2,23 +2,23 @@
 
 import pytest
 
-from multimax.ops import kernels as ops
+from multimax.ops import kernels
 
 
 def isas() -> list[str]:
     """The instruction sets that this machine can run."""
-    if ops.unavailable:
+    if kernels.unavailable:
         return []
-    best = ops.use_isa()
+    best = kernels.use_isa()
     found = []
-    for name in ops.ISAS:
+    for name in kernels.ISAS:
         try:
-            found.append(ops.use_isa(name))
+            found.append(kernels.use_isa(name))
         except RuntimeError:
             continue
-    ops.use_isa(best)
+    kernels.use_isa(best)
     return found
 
 
 ISAS = isas()
-needs_kernels = pytest.mark.skipif(bool(ops.unavailable), reason=f"no CPU kernels: {ops.unavailable}")
+needs_kernels = pytest.mark.skipif(bool(kernels.unavailable), reason=f"no CPU kernels: {kernels.unavailable}")

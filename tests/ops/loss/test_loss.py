@@ -45,7 +45,7 @@ def leaves(*tensors: Tensor | None) -> list[Any]:
 
 
 def exact_loss(x: Tensor, target: Tensor, coefs: Tensor, knots: Tensor, **options: Any) -> Tensor:
-    """Torch's loss functions on log multimax: nothing of loss_ops in it."""
+    """Torch's loss functions on log multimax: nothing of ops/loss in it."""
     weight, smoothing = options.get("weight"), options.get("label_smoothing", 0.0)
     ignore, reduction, z_loss = (
         options.get("ignore_index", -100),

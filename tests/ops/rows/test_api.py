@@ -9,8 +9,7 @@ from torch import Tensor
 
 import multimax
 from machine import needs_kernels
-from multimax.ops import dispatch
-from multimax.ops import kernels as ops
+from multimax.ops import dispatch, kernels
 
 X, COEFS, KNOTS = torch.randn(2, 3, 4, 5), torch.zeros(2, 2), torch.zeros(2, 2)
 
@@ -154,7 +153,7 @@ def test_other_devices_take_the_reference() -> None:
     "why", ["the CPU kernels were not built; with torch", "the CPU kernels were built but could not be loaded"]
 )
 def test_without_kernels_one_warning_and_the_reference(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
-    monkeypatch.setattr(ops, "unavailable", why)
+    monkeypatch.setattr(kernels, "unavailable", why)
     monkeypatch.setattr(dispatch, "_warned", False)
     with pytest.warns(UserWarning, match=f"multimax: using the slower reference, because {why}") as caught:
         first = multimax.multimax(X, COEFS, KNOTS)

@@ -9,7 +9,7 @@ from torch import Tensor
 import multimax
 from draws import parameters
 from machine import needs_kernels
-from multimax.ops import kernels as ops
+from multimax.ops import kernels
 
 pytestmark = needs_kernels
 
@@ -374,23 +374,23 @@ def test_every_half_value_converts_both_ways(isa: str) -> None:
 
 
 def test_each_instruction_set_was_really_switched(isa: str) -> None:
-    assert ops.use_isa() == isa
+    assert kernels.use_isa() == isa
 
 
 def test_instruction_sets_agree() -> None:
-    if len(ops.ISAS) < 2:
+    if len(kernels.ISAS) < 2:
         pytest.skip("one instruction set only")
     coefs, knots = parameters()
     x = torch.randn(7, 300)
     results = {}
-    best = ops.use_isa()
-    for name in ops.ISAS:
+    best = kernels.use_isa()
+    for name in kernels.ISAS:
         try:
-            ops.use_isa(name)
+            kernels.use_isa(name)
         except RuntimeError:
             continue
         results[name] = run("multimax", "cpu", torch.ones_like(x), x, coefs, knots)
-    ops.use_isa(best)
+    kernels.use_isa(best)
     for one, other in itertools.combinations(results.values(), 2):
         for a, b in zip(one, other, strict=True):
             torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
