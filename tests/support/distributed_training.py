@@ -15,7 +15,8 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn.parallel import DistributedDataParallel
 from transformers import GPT2Config, GPT2Model
 
@@ -186,8 +187,7 @@ def half(model: Model) -> Model:
 def separate_groups(model: Model) -> Model:
     """MultiMax apart from the others, as docs/training.md has it."""
     for _, module in training.reweighting_modules(model):
-        fully_shard(module, reshard_after_forward=False)
-        register_fsdp_forward_method(module, "parameters_in_use")
+        fully_shard(module)
     return model
 
 
@@ -206,6 +206,22 @@ def fsdp_dtypes(folder: Path) -> None:
     train_once(shard(seeded(), mp_policy=policy), seeded().bfloat16())
     # and not for the step either
     train_once(shard(separate_groups(seeded()), mp_policy=policy), half(seeded()))
+
+
+def fsdp_first(folder: Path) -> None:
+    """FSDP's first version, with every MultiMax wrapped by itself, and every output layer."""
+    for classes in ({multimax.MultiMax}, {multimax.MultiMaxHead, nn.TransformerEncoderLayer}):
+        plain = seeded()
+        model = FullyShardedDataParallel(
+            seeded(), auto_wrap_policy=ModuleWrapPolicy(classes), device_id=torch.device("cpu"), use_orig_params=True
+        )
+        torch.testing.assert_close(model(joint(0)[0]), plain(joint(0)[0]))
+        plain(*joint(0)).backward()
+        model(*own_part(joint(0))).backward()
+        with FullyShardedDataParallel.summon_full_params(model, with_grads=True):
+            found = {name.replace("_fsdp_wrapped_module.", ""): p.grad for name, p in model.named_parameters()}
+            for name, p in plain.named_parameters():
+                torch.testing.assert_close(found[name], p.grad, rtol=1e-4, atol=1e-6, msg=lambda t, n=name: f"{n}: {t}")
 
 
 def train_once(model: Model, plain: Model) -> None:
@@ -258,7 +274,7 @@ def with_accelerate(folder: Path) -> None:
     save_result(model, folder)
 
 
-PARTS = {"ddp": ddp, "fsdp": fsdp, "fsdp_dtypes": fsdp_dtypes, "accelerate": with_accelerate}
+PARTS = {"ddp": ddp, "fsdp": fsdp, "fsdp_dtypes": fsdp_dtypes, "fsdp_first": fsdp_first, "accelerate": with_accelerate}
 
 
 def main(folder: str, *parts: str) -> None:

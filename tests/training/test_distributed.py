@@ -40,7 +40,7 @@ def launch(launcher: tuple[str, ...], folder: Path, *parts: str) -> subprocess.C
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     """Where torchrun's processes left what they trained, and what they said: one start for all parts, in this order."""
     folder = tmp_path_factory.mktemp("trained")
-    return folder, launch(TORCHRUN, folder, "ddp", "fsdp", "fsdp_dtypes")
+    return folder, launch(TORCHRUN, folder, "ddp", "fsdp", "fsdp_dtypes", "fsdp_first")
 
 
 def agreed(trained: tuple[Path, subprocess.CompletedProcess[str]], part: str) -> Path:
@@ -77,6 +77,10 @@ def test_fully_shard(trained: tuple[Path, Any]) -> None:
 
 def test_fully_shard_with_several_dtypes(trained: tuple[Path, Any]) -> None:
     agreed(trained, "fsdp_dtypes")
+
+
+def test_fsdp_wraps_every_multimax(trained: tuple[Path, Any]) -> None:
+    agreed(trained, "fsdp_first")
 
 
 def test_processes_end_well(trained: tuple[Path, Any]) -> None:

@@ -274,18 +274,22 @@ def test_undo_after_parameters_were_replaced() -> None:
     assert model.weight.requires_grad
 
 
-@pytest.mark.parametrize(
-    "function",
-    [lambda m: training.param_groups(m, lr=0.1, weight_decay=0.0), training.train_only_reweighting_],
-    ids=["param_groups", "train_only_reweighting_"],
-)
-def test_nothing_to_train(function: object) -> None:
-    assert callable(function)
+def test_nothing_to_train() -> None:
     for model in (nn.Linear(2, 2), nn.Sequential(reweighting.TopK(3))):
         with pytest.raises(ValueError, match=r"multimax: expected a model with parameters of a reweighting.*convert"):
-            function(model)
-    with pytest.raises(TypeError, match=r"multimax: expected model to be an nn\.Module, got list"):
-        function([])
+            training.train_only_reweighting_(model)
+
+
+def test_groups_of_a_baseline() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), reweighting.TopK(3))
+    others, none = training.param_groups(model, lr=0.1, weight_decay=0.01, multimax_lr_factor=10)
+    assert others == {"params": list(model.parameters()), "lr": 0.1, "weight_decay": 0.01}
+    assert none == {"params": [], "lr": 1.0, "weight_decay": 0.0, "use_muon": False}
+    before = model[0].weight.detach().clone()
+    optimizer = torch.optim.AdamW([others, none])
+    model[0](torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    assert not torch.equal(model[0].weight, before)
 
 
 def test_errors() -> None:
@@ -294,5 +298,8 @@ def test_errors() -> None:
         training.clip_grad_norm_(model, 1.0, mode="both")
     with pytest.raises(TypeError, match=r"multimax: expected model to be an nn\.Module, got generator"):
         training.clip_grad_norm_(model.parameters(), 1.0)  # type: ignore[arg-type]
+    for function in (training.train_only_reweighting_, lambda m: training.param_groups(m, lr=0.1, weight_decay=0.0)):
+        with pytest.raises(TypeError, match=r"multimax: expected model to be an nn\.Module, got list"):
+            function([])
     with pytest.raises(ValueError, match="multimax: expected multimax_lr_factor in"):
         training.param_groups(model, lr=0.1, weight_decay=0.0, multimax_lr_factor=-1)

@@ -7,17 +7,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from multimax.convert import heads, verification
+from multimax.convert import adapters, heads, verification
 from multimax.convert.library import HEADS, KNOWN, Library, converter, in_use
 from multimax.convert.loading import allow_softmax, forbid_softmax
 from multimax.convert.outline import Outline, around, within
 from multimax.convert.recipe import Recipe, from_description, name_of
 from multimax.convert.report import Layer, Report
-from multimax.convert.sites import KINDS, Converted, Mark, Site, class_name, function_module, marked_in, set_mark
+from multimax.convert.sites import (
+    KINDS,
+    Converted,
+    Mark,
+    Site,
+    class_name,
+    has_other_forward,
+    marked_in,
+    set_mark,
+)
 from multimax.convert.softmax_code import computes_softmax, package
 from multimax.ops import checks
-from multimax.reweighting.layer import MultiMax
-from multimax.reweighting.registry import Reweighter
+from multimax.reweighting.registry import inner
 
 LIKE_ATTENTION = re.compile("Attention|Attn")
 ROOT = "_multimax_root"  # on the module that convert_ was given
@@ -33,6 +41,12 @@ def _check_not_wrapped(outline: Outline) -> None:
                     f"multimax: expected a model that is not wrapped yet, got {where}; convert it first, then wrap it "
                     "and give the new parameters to the optimizer"
                 )
+    found = adapters.adapter_in(outline)
+    if found is not None:
+        raise ValueError(
+            f"multimax: expected a model without adapters, got {found}; convert the model first, then add or load the "
+            "adapter, with modules_to_save=['multimax'] in its configuration (['reweight'] for other functions)"
+        )
 
 
 def _check_not_converted(outline: Outline) -> None:
@@ -145,10 +159,25 @@ def _chosen(
     return chosen, others
 
 
+def _dispatched(site: Site) -> bool:
+    """Whether a module has a forward of its own, which would go on calling that of the class before, or weights that
+    are elsewhere."""
+    if not converter(site.converter).keeps_class and has_other_forward(site.module):
+        return True
+    parameter = next(site.module.parameters(), None)
+    offloaded = parameter is not None and parameter.is_meta
+    return offloaded and any(has_other_forward(module) for module in site.module.modules())
+
+
 def _why_not(site: Site, recipe: Recipe) -> str | None:
     """Why this function cannot be used in this site."""
     if site.why_not:
         return site.why_not
+    if _dispatched(site):
+        return (
+            "its forward is accelerate's, or another that was put on the object; convert the model first, then "
+            "dispatch or offload it (accelerate.hooks.remove_hook_from_submodules takes accelerate's back)"
+        )
     if site.kind == "output":
         return recipe.why_not_output()
     if site.only and recipe.name not in site.only:
@@ -298,6 +327,7 @@ def _apply(
             library.finish(outline, converted)
         allow_softmax(model)
         heads.watch_heads(model, converted)
+        adapters.watch_adapters(model)
         verification.expect(outline, libraries, converted)
         if probe is not None:
             verification.probe(model, probe)
@@ -386,6 +416,12 @@ def revert_(model: nn.Module) -> Report:
         )
     if not roots:
         raise ValueError("multimax: expected a converted model, got one without converted layers")
+    for name, module, mark in marked_in(outline):
+        if not converter(mark.converter).keeps_class and has_other_forward(module):
+            raise ValueError(
+                f"multimax: expected {name!r} with the forward of its class, got one of its own; take accelerate's "
+                "hooks back first, with accelerate.hooks.remove_hook_from_submodules(model)"
+            )
     return Report(tuple(layer for name, root in roots for layer in _revert_root(root, name)), done="reverted")
 
 
@@ -395,10 +431,11 @@ def _revert_root(model: nn.Module, prefix: str) -> list[Layer]:
     verification.forget(outline)
     forbid_softmax(model)
     heads.forget_heads(model)
+    adapters.forget_adapters(model)
     layers = []
     for name, module, mark in marked_in(outline):
-        function = function_module(module) or module
-        now = name_of(function) if isinstance(function, MultiMax | Reweighter) else mark.was
+        function = inner(module)  # none, if it was attached only halfway
+        now = mark.was if function is None else name_of(function)
         converter(mark.converter).detach(model, name, module)
         set_mark(module, None)
         layers.append(Layer(f"{prefix}.{name}".strip("."), mark.kind, now, mark.was))

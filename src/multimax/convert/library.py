@@ -31,10 +31,12 @@ class Converter(Protocol):
         name: the key in ``LIBRARIES``, which a layer's mark carries.
         notes_reached: whether it sets ``mark.reached`` itself when a forward reaches a layer's function. Otherwise a
             hook on the layer does so, which would not notice a forward that does not call the function.
+        keeps_class: whether its layers stay of the class they were.
     """
 
     name: ClassVar[str]
     notes_reached: ClassVar[bool] = False
+    keeps_class: ClassVar[bool] = False
 
     @abstractmethod
     def attach(self, model: nn.Module, site: Site, function: nn.Module, mark: Mark) -> nn.Module:

@@ -5,8 +5,15 @@ from typing import Any
 from torch import Tensor, nn
 
 from multimax.convert.recipe import describe, from_description
+from multimax.convert.sites import LEARNED, NAMES
 from multimax.reweighting.layer import MultiMax, state_as_softmax
 from multimax.reweighting.registry import Reweighter
+
+
+def _of_function(key: str) -> bool:
+    """Whether a key in a file is of a reweighting function, which something may have wrapped."""
+    *layers, name = key.split(".")
+    return name in LEARNED and not set(NAMES).isdisjoint(layers)
 
 
 def _softmax_if_missing(model: nn.Module, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
@@ -16,7 +23,7 @@ def _softmax_if_missing(model: nn.Module, state_dict: dict[str, Tensor], prefix:
         n: m for n, m in model.named_modules(prefix=prefix.rstrip(".")) if isinstance(m, MultiMax | Reweighter)
     }
     new_keys = {key for name, m in functions.items() for key in m.state_dict(prefix=f"{name}.")}
-    if not new_keys or any(key in state_dict for key in new_keys):
+    if not new_keys or any(key in new_keys or _of_function(key) for key in state_dict):
         return
     there: dict[int | str, bool] = {}  # tied weights count as one: files may hold only one of them
     for key, value in model.state_dict(prefix=prefix, keep_vars=True).items():

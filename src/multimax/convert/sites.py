@@ -7,11 +7,12 @@ from torch import nn
 
 from multimax.convert.outline import Outline
 from multimax.reweighting.layer import MultiMax
-from multimax.reweighting.registry import Reweighter
+from multimax.reweighting.registry import Reweighter, inner
 
 KINDS = ("attention", "output")
 MARK = "_multimax_mark"
 NAMES = ("multimax", "reweight")  # what the child with the function is called in its layer: MultiMax, or another
+LEARNED = ("coefs", "knots", "log_temperature", "shape", "omega")  # what parameters of such children are called
 
 
 @dataclass(frozen=True)
@@ -94,20 +95,36 @@ def marked(model: nn.Module) -> list[Converted]:
     return marked_in(Outline(model))
 
 
-def function_module(module: nn.Module) -> MultiMax | Reweighter | None:
-    """The child with the reweighting function and its parameters."""
+def function_module(module: nn.Module) -> nn.Module:
+    """What holds the reweighting function of a converted module: its child, which may have been wrapped since, or the
+    module itself, where nn.Softmax was."""
     for name in NAMES:
         child = module._modules.get(name)
-        if isinstance(child, MultiMax | Reweighter):
+        if child is not None:
             return child
-    return None
+    if isinstance(module, Reweighter):
+        return module
+    raise RuntimeError(
+        f"multimax: expected {' or '.join(map(repr, NAMES))} in a converted {class_name(module)}, got none; undo the "
+        "conversion with multimax.revert_, and do not remove or rename it"
+    )
 
 
-def function_of(module: nn.Module) -> MultiMax | Reweighter:
-    """The function of a converted module: its child, or the module itself, where nn.Softmax was."""
-    function = function_module(module) or module
-    assert isinstance(function, MultiMax | Reweighter)
+def function_of(module: nn.Module) -> Reweighter:
+    """The same without what wraps it."""
+    function = inner(function_module(module))
+    assert function is not None
     return function
+
+
+def has_other_forward(module: nn.Module) -> bool:
+    """Whether a forward was put on the object that is not its class's. accelerate leaves the class's own behind when
+    its hooks are removed: that one is dropped, since it would stay the same if the class changes."""
+    forward = module.__dict__.get("forward")
+    if getattr(forward, "__func__", None) is type(module).forward and getattr(forward, "__self__", None) is module:
+        del module.__dict__["forward"]
+        return False
+    return forward is not None
 
 
 def put_function(module: nn.Module, function: nn.Module) -> None:

@@ -21,7 +21,7 @@ from multimax.convert.outline import Outline
 from multimax.convert.sites import Mark, Site, function_module, mark_of, put_function, take_function
 from multimax.convert.softmax_code import computes_softmax, package
 from multimax.reweighting.blockwise import attention, weights_of
-from multimax.reweighting.registry import function_of
+from multimax.reweighting.registry import Reweighting, in_use
 
 SOFTMAX = (Tensor.softmax, torch.softmax, F.softmax)
 
@@ -146,12 +146,12 @@ class Redirect(TorchFunctionMode):
     """While it is active, and in this thread, another function runs instead of softmax.
 
     Args:
-        function: the module with the function.
+        function: the function.
         form: how the code that runs computes attention.
         mask: numbers for the scores, (windows, queries, keys), to add after sigma; windows vary fastest in the batch.
     """
 
-    def __init__(self, function: nn.Module, form: Form, mask: Tensor | None = None) -> None:
+    def __init__(self, function: Reweighting, form: Form, mask: Tensor | None = None) -> None:
         super().__init__()
         self.function = function
         self.form = form
@@ -214,7 +214,7 @@ class Redirect(TorchFunctionMode):
                 f"dtype={kwargs.get('dtype')}; this version of timm computes it differently"
             )
         added = None if self.mask is None else self._on_batch(self.mask, scores)
-        return weights_of(function_of(self.function), scores, None, added)
+        return weights_of(self.function, scores, None, added)
 
     @staticmethod
     def _on_batch(mask: Tensor, like: Tensor) -> Tensor:
@@ -232,9 +232,7 @@ class Reweighted(nn.Module):
         return self._redirected(None, *args, **kwargs)
 
     def _redirected(self, mask: Tensor | None, *args: Any, **kwargs: Any) -> Any:
-        function = function_module(self)
-        assert function is not None
-        redirect = Redirect(function, self.form, mask)
+        redirect = Redirect(in_use(function_module(self)), self.form, mask)
         with redirect:  # torch.compile does not support `as` here
             result = self.original.forward(self, *args, **kwargs)
         if redirect.calls != 1 and not (self.form.several and redirect.calls):

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from multimax.convert.adapters import place
 from multimax.convert.library import Library, converter, in_use
 from multimax.convert.outline import Outline, around, within
 from multimax.convert.sites import Converted, mark_of, marked_in
@@ -70,8 +71,9 @@ def _drops_layers(outline: Outline) -> bool:
 
 
 def _not_reached(converted: list[Converted]) -> list[str]:
-    """Converted layers that no forward has reached."""
-    return [layer.name for layer in converted if not layer.mark.reached]
+    """Converted layers that no forward has reached, nor what PEFT trains in their place."""
+    reached = {place(layer.name) for layer in converted if layer.mark.reached}
+    return [layer.name for layer in converted if place(layer.name) not in reached]
 
 
 def _parts(outline: Outline, libraries: list[Library], converted: list[Converted]) -> list[str]:

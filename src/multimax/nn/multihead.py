@@ -9,6 +9,7 @@ from multimax.ops import checks
 from multimax.reweighting import attention, module
 from multimax.reweighting.high_pass import AttnScale
 from multimax.reweighting.layer import MultiMax, state_as_softmax
+from multimax.reweighting.registry import Reweighter, in_use
 
 ADDED = ("multimax", "reweight", "attn_scale")  # the parts that torch's module does not have
 
@@ -55,6 +56,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     """
 
     softmax_if_missing = True
+    any_module = False  # whether the function is a module of the user's
 
     def __init__(
         self,
@@ -108,6 +110,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         else:
             defaults = (order, terms, per_head, init, monotone) == (2, "both", False, "paper", False)
             checks.reweight_module(reweight, defaults)
+            self.any_module = not isinstance(reweight, str | Reweighter)
             self.reweight = (module(reweight) if isinstance(reweight, str) else reweight).to(device=device, dtype=dtype)
         self.attn_scale = AttnScale(num_heads).to(device=device, dtype=dtype) if attn_scale else None
 
@@ -125,9 +128,16 @@ class MultiheadAttention(nn.MultiheadAttention):
         if "multimax" in self._modules:
             added |= {f"multimax.{name}": t for name, t in state_as_softmax(self.multimax).items()}
         whole = all(f"{prefix}{name}" in state_dict for name in state if name not in added)  # a part says nothing else
-        if self.softmax_if_missing and whole and not any(f"{prefix}{name}" in state_dict for name in added):
+        known = tuple(f"{prefix}{child}." for child in ADDED)  # whatever wraps the function there
+        if self.softmax_if_missing and whole and not any(key.startswith(known) for key in state_dict):
             state_dict.update({f"{prefix}{name}": t for name, t in added.items()})
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _batch_first(self, x: Tensor) -> Tensor:
+        """(B, L, E), from a layout that torch's module takes."""
+        if x.dim() == 2:
+            return x[None]
+        return x if self.batch_first else x.transpose(0, 1)
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
         """Query, key and value, (B, L, E) each, by their projections."""
@@ -163,13 +173,11 @@ class MultiheadAttention(nn.MultiheadAttention):
         checks.causal_hint(is_causal, attn_mask)
         checks.module_inputs(query, key, value)
         batched = query.dim() == 3
-        inputs = {id(t): t for t in (query, key, value)}  # tensors that are the same stay the same
-        if not batched:
-            inputs = {name: t[None] for name, t in inputs.items()}
-        elif not self.batch_first:
-            inputs = {name: t.transpose(0, 1) for name, t in inputs.items()}
+        q = self._batch_first(query)
+        k = q if key is query else self._batch_first(key)  # tensors that are the same stay the same
+        v = q if value is query else k if value is key else self._batch_first(value)
         heads = self.num_heads
-        q, k, v = self._project(*(inputs[id(t)] for t in (query, key, value)))  # (B, L, E)
+        q, k, v = self._project(q, k, v)  # (B, L, E)
         b = q.shape[0]
         extra = 0
         if self.bias_k is not None and self.bias_v is not None:
@@ -183,16 +191,17 @@ class MultiheadAttention(nn.MultiheadAttention):
         causal = is_causal and key_padding_mask is None and not need_weights and not extra
         mask = None if causal else self._mask(attn_mask, key_padding_mask, q, k.shape[2] - extra, extra)
         dropout_p = self.dropout if self.training else 0.0
+        function: nn.Module = self.reweight if hasattr(self, "reweight") else self.multimax
         compute = partial(
             attention,
             q,
             k,
             v,
-            reweight=self.reweight if hasattr(self, "reweight") else self.multimax,
+            reweight=function if self.any_module else in_use(function),
             attn_mask=mask,
             dropout_p=dropout_p,
             is_causal=causal,
-            attn_scale=None if self.attn_scale is None else self.attn_scale.omega,
+            attn_scale=None if self.attn_scale is None else self.attn_scale(None),
         )
         weights: Tensor | None = None
         if need_weights:

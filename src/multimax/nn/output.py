@@ -10,8 +10,15 @@ from multimax.ops import checks
 from multimax.ops.loss.api import linear_multimax_cross_entropy, multimax_cross_entropy
 from multimax.ops.rows.api import modulate
 from multimax.reweighting.layer import MultiMax
+from multimax.reweighting.registry import in_use
 
 Init = str | tuple[Tensor, Tensor]
+
+
+def _parameters(module: nn.Module) -> tuple[Tensor, Tensor]:
+    """The coefs and knots of a MultiMax module, whatever wraps it."""
+    options = in_use(module).options
+    return options["coefs"], options["knots"]
 
 
 class MultiMaxCrossEntropyLoss(nn.Module):
@@ -76,7 +83,7 @@ class MultiMaxCrossEntropyLoss(nn.Module):
 
     def forward(self, input: Tensor, target: Tensor, **options: Any) -> Any:
         """The loss of logits; ``return_stats=True`` as for the function."""
-        coefs, knots = self.multimax.parameters_in_use()
+        coefs, knots = _parameters(self.multimax)
         return multimax_cross_entropy(input, target, coefs, knots, **{**self.options(), **options})
 
     def extra_repr(self) -> str:
@@ -129,7 +136,7 @@ class LinearMultiMaxCrossEntropyLoss(MultiMaxCrossEntropyLoss):
 
     def forward(self, input: Tensor, target: Tensor, **options: Any) -> Any:
         """The loss of hidden states; ``return_stats=True`` as for the function."""
-        coefs, knots = self.multimax.parameters_in_use()
+        coefs, knots = _parameters(self.multimax)
         weight, bias = self.linear.weight, self.linear.bias
         options = {**self.options(), "chunk": self.chunk, **options}
         return linear_multimax_cross_entropy(input, weight, target, coefs, knots, linear_bias=bias, **options)
@@ -206,7 +213,7 @@ class MultiMaxHead(nn.Linear):
 
     def forward(self, input: Tensor, target: Tensor | None = None, **options: Any) -> Any:
         """Modulated logits, or, with a target, the loss; the options are for the loss."""
-        coefs, knots = self.multimax.parameters_in_use()
+        coefs, knots = _parameters(self.multimax)
         if target is not None:
             return linear_multimax_cross_entropy(
                 input, self.weight, target, coefs, knots, linear_bias=self.bias, **options

@@ -4,13 +4,17 @@ An implementation is a module with two functions: ``why_not(call)``, the reason 
 None, and ``run(call)``. To add one, write the module and name it in the table.
 """
 
+import os
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from typing import Any, Protocol
 
 from multimax.ops import checks, kernels
+from multimax.ops.operators import recorded
 
 # In the order in which "auto" tries them. The reference comes last, and can run anything.
 TABLE = {
@@ -24,6 +28,11 @@ TABLE = {
     "rows": {"cpu": "multimax.ops.rows.cpu", "reference": "multimax.ops.rows.reference"},
 }
 NAMES = ("auto", "reference", "cpu", "triton")
+VARIABLE = "MULTIMAX_IMPL"  # what "auto" means in this process
+
+_default = os.environ.get(VARIABLE) or "auto"
+checks.choice(VARIABLE, _default, NAMES)
+_requests = [[_default]]
 
 _warned = False
 
@@ -47,6 +56,10 @@ def load(operation: str) -> dict[str, Any]:
 def choose(implementations: dict[str, Any], impl: str, call: Any) -> Any:
     """The implementation that runs a call: the first that can for "auto", else the one of that name or an error."""
     if impl == "auto":
+        impl = _default
+        if impl == "auto" and recorded():  # torch.jit cannot save operators with a gradient
+            impl = "reference"
+    if impl == "auto":
         for implementation in implementations.values():
             why = implementation.why_not(call)
             if why is None:
@@ -65,6 +78,38 @@ def choose(implementations: dict[str, Any], impl: str, call: Any) -> Any:
         if why is None:
             return implementation
     raise RuntimeError(f"multimax: impl={impl!r} cannot run: {why}")
+
+
+@contextmanager
+def implementation(impl: str) -> Iterator[None]:
+    """Within it, ``impl="auto"`` means another implementation: in every call and module of this library.
+
+    ``implementation("reference")`` is plain PyTorch, with no operators and no kernels of this library: to compare with,
+    or to export what runs without ``multimax``. Calls that name their ``impl`` are not affected. It holds for all
+    threads; the environment variable ``MULTIMAX_IMPL`` does the same for a whole process.
+
+    Args:
+        impl: "auto", "reference", "cpu" or "triton". Where one other than "auto" cannot run a call, that raises.
+
+    Example:
+        >>> import torch, multimax
+        >>> layer = multimax.MultiMax().eval()
+        >>> with multimax.implementation("reference"):
+        ...     program = torch.export.export(layer, (torch.randn(2, 5),))
+        >>> any("multimax." in str(node.target) for node in program.graph.nodes)
+        False
+    """
+    global _default
+    checks.choice("impl", impl, NAMES)
+    request = [impl]  # a list of its own, to be found among others that are equal
+    _requests.append(request)
+    _default = impl
+    try:
+        yield
+    finally:
+        # threads may leave in another order than they came
+        _requests[:] = [other for other in _requests if other is not request]
+        _default = _requests[-1][0]
 
 
 def _warn(why: str) -> None:

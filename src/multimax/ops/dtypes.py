@@ -16,9 +16,18 @@ def exact_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
+# Known beforehand: the compilers of torch 2.10 and 2.11 cannot trace the question.
+_HAS_AUTOCAST = {kind: torch.amp.is_autocast_available(kind) for kind in ("cpu", "cuda", "xpu", "mps", "meta")}
+
+
+def _has_autocast(kind: str) -> bool:
+    """Whether a kind of device has autocast."""
+    return _HAS_AUTOCAST[kind] if kind in _HAS_AUTOCAST else torch.amp.is_autocast_available(kind)
+
+
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
     """The dtype that autocast casts a linear layer's inputs to on that device, None where it is off."""
-    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
+    if _has_autocast(device.type) and torch.is_autocast_enabled(device.type):
         return torch.get_autocast_dtype(device.type)
     return None
 
@@ -36,6 +45,6 @@ def loss_dtype(x: Tensor) -> torch.dtype:
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     """Products in the dtype of their factors, as the kernels compute them."""
-    if not torch.amp.is_autocast_available(device.type):
+    if not _has_autocast(device.type):
         return nullcontext()
     return torch.autocast(device.type, enabled=False)

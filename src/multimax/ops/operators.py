@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 LIBRARY = torch.library.Library("multimax", "FRAGMENT")
+FAKES: dict[str, Callable[..., Any]] = {}  # by name
+DECOMPOSED: dict[Any, Callable[..., Any]] = {}  # by operator
 
 
 class Mutable:
@@ -44,6 +46,55 @@ def define(name: str, call: type, returns: int, fake: Callable[..., Any], **more
     arguments = ", ".join(f"{TYPES[hint]} {field}" for field, hint in (get_type_hints(call) | more).items())
     LIBRARY.define(f"{name}({arguments}) -> ({', '.join(['Tensor'] * returns)})")
     torch.library.register_fake(f"multimax::{name}", fake, lib=LIBRARY)
+    FAKES[name] = fake
+
+
+def decompose(name: str, call: type, formula: Callable[..., Any]) -> None:
+    """Gives ``multimax::name`` a decomposition to plain PyTorch: for exporters that know no operators but torch's own.
+
+    ``torch.onnx.export`` finds it here; for ``run_decompositions`` users ask for the table, see `decompositions`.
+    Compilers do not look here, and keep the kernels.
+
+    Args:
+        name: of the operator.
+        call: the NamedTuple that it was defined with.
+        formula: the operator's results from a call, and from whatever arguments it has besides; NotImplemented for a
+            call that stays as it is.
+    """
+    operator = getattr(torch.ops.multimax, name).default
+    fields = len(get_type_hints(call))
+
+    def decomposition(*args: Any) -> Any:
+        return formula(call(*args[:fields]), *args[fields:])
+
+    DECOMPOSED[operator] = decomposition
+    torch._decomp.register_decomposition([operator])(decomposition)
+    # without this a decomposition comes before the fake where sizes are symbols
+    torch._decomp.register_decomposition([operator], type="meta")(FAKES[name])
+
+
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """Decompositions of this library's operators to torch's own, added to torch's default ones.
+
+    An exported program has operators of this library, such as ``multimax::attention_forward``, and runs where
+    ``multimax`` is installed. This table removes them: the program then runs anywhere, slower, and holds attention
+    scores as matrices. ``torch.onnx.export`` does so by itself. To export plain PyTorch in the first place, see
+    :func:`multimax.implementation`.
+
+    Returns:
+        A table for ``run_decompositions``.
+
+    Example:
+        >>> import torch, multimax
+        >>> layer = multimax.MultiheadAttention(8, 2, batch_first=True).eval()
+        >>> program = torch.export.export(layer, (torch.randn(1, 5, 8),) * 3, {"need_weights": False})
+        >>> plain = program.run_decompositions(multimax.decompositions())
+        >>> any("multimax." in str(node.target) for node in plain.graph.nodes)
+        False
+    """
+    table: dict[Any, Callable[..., Any]] = torch.export.default_decompositions()
+    table.update(DECOMPOSED)
+    return table
 
 
 def one_device(*tensors: Tensor | None) -> None:
@@ -63,6 +114,11 @@ def traced(*tensors: Tensor | None) -> bool:
             if tensor is not None and tensor.requires_grad:
                 return True
     return False
+
+
+def recorded() -> bool:
+    """Whether torch.jit.trace is recording."""
+    return bool(torch.jit.is_tracing())  # type: ignore[attr-defined]
 
 
 def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:

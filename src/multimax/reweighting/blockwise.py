@@ -287,7 +287,10 @@ def attention(
     )
     dtype = compute_dtype(given.query.dtype)
     q, k, v = (t.to(dtype) for t in (given.query, given.key, given.value))
-    if block is None:
+    whole = block is None and torch.compiler.is_exporting()  # blocks would fix the number of queries
+    if whole:
+        slices = [slice(0, shape[2])]
+    elif block is None:
         slices = list(query_slices(shape, ELEMENTS))
     else:
         slices = [slice(first, min(first + block, shape[2])) for first in range(0, shape[2], block)]
@@ -296,7 +299,7 @@ def attention(
     again = again and not torch._C._are_functorch_transforms_active()
     outs, matrices = [], []
     for rows in slices or [slice(0, 0)]:
-        keys = slice(0, shape[3]) if return_weights else call.keys(rows)
+        keys = slice(0, shape[3]) if return_weights or whole else call.keys(rows)
         arguments = (q[:, :, rows], k[:, :, keys], v[:, :, keys], rows, keys)
         out, weights = checkpoint(call.result, *arguments, use_reentrant=False) if again else call.result(*arguments)
         outs.append(out)

@@ -111,9 +111,10 @@ class AttnScale(nn.Module):
         """Sets omega to 0."""
         nn.init.zeros_(self.omega)
 
-    def forward(self, weights: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The scaled weights, of the same shape."""
-        return attn_scale(weights, self.omega, mask)
+    def forward(self, weights: Tensor | None, mask: Tensor | None = None) -> Tensor:
+        """The scaled weights, of the same shape. Without weights, a copy of omega, for the same reason as in
+        :func:`multimax.reweighting.registry.in_use`."""
+        return self.omega.clone() if weights is None else attn_scale(weights, self.omega, mask)
 
     def extra_repr(self) -> str:
         """What the layer was made with."""

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from multimax.ops import checks
 from multimax.ops.parameters import to_paper
-from multimax.ops.rows.api import multimax
 from multimax.reweighting.registry import Reweighter
 
 TERMS = ("both", "lower", "upper")
@@ -132,11 +131,6 @@ class MultiMax(Reweighter):
         """The paper's parameters of the terms in use, by order: t_b_1, t_d_1, b_1, d_1, t_b_2 and so on."""
         values = {symbol: getattr(self, symbol) for symbol in self._symbols()}
         return {f"{symbol}_{n + 1}": value[..., n] for n in range(self.order) for symbol, value in values.items()}
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Weights of the shape of x; mask as for :func:`multimax.multimax`."""
-        coefs, knots = self.parameters_in_use()
-        return multimax(x, coefs, knots, dim=self.dim, mask=mask)
 
     def _symbols(self) -> list[str]:
         """The paper's symbols of the terms in use."""

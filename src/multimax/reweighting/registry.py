@@ -19,6 +19,7 @@ from multimax.ops import checks
 
 Function = Callable[..., Tensor]
 COMMON = ("x", "dim", "mask", "impl")  # what every function takes
+NAME = "reweighting_name"  # beside the options that a module returns
 
 
 class PerQuery(NamedTuple):
@@ -78,7 +79,7 @@ class Spec:
 BY_NAME: dict[str, Spec] = {}  # in the order of specs.py, which fills it
 
 
-@dataclass(frozen=True)
+@dataclass  # not frozen: the compiler of torch 2.10 cannot make such objects
 class Reweighting:
     """A function with its options, to be called as ``function(x, dim=-1, mask=None, impl="auto")``."""
 
@@ -123,8 +124,12 @@ class Reweighter(nn.Module):
         """What the module has learned, by symbol, () or (heads,) each."""
         return {name: getattr(self, name) for name in BY_NAME[self.reweighting_name].learns} if _learns(self) else {}
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Weights of the shape of x; mask is True where an entry takes part."""
+    def forward(self, x: Tensor | None, mask: Tensor | None = None) -> Any:
+        """Weights of the shape of x; mask is True where an entry takes part. Without x, the options: see `in_use`."""
+        if x is None:
+            # copies, since FSDP frees the parameters' memory after the call
+            options = {n: v.clone() if isinstance(v, Tensor) else v for n, v in self.function().options.items()}
+            return {NAME: self.reweighting_name, **options}
         return self.function(x.ndim, self.dim)(x, dim=self.dim, mask=mask)
 
     def extra_repr(self) -> str:
@@ -195,13 +200,49 @@ def function_of(reweight: str | Function) -> Function:
     if isinstance(reweight, str):
         return get(reweight)
     if isinstance(reweight, Reweighter):
-        return reweight.function()
+        return in_use(reweight)
     if isinstance(reweight, nn.Softmax):  # torch's, which takes no mask
         return get("softmax")
     if isinstance(reweight, nn.Module):  # the user's, called like the modules here
         return lambda x, dim, mask: reweight(x, mask=mask)
     checks.reweight_function(reweight)
     return reweight
+
+
+def inner(module: nn.Module) -> Reweighter | None:
+    """The reweighting module that a module is, or wraps."""
+    return next((m for m in module.modules() if isinstance(m, Reweighter)), None)
+
+
+def in_use(module: nn.Module) -> Reweighting:
+    """The function of a reweighting module, or of what wraps one, with its current options.
+
+    The module is called, with None instead of scores, and not read: PEFT's and FSDP's wrappers, ``torch.compile`` and
+    accelerate's hooks choose the parameters, or bring them to the device, in the call alone.
+    """
+    if isinstance(module, Reweighter):
+        return _from_options(module(None))
+    function = inner(module)
+    if function is None:
+        raise RuntimeError(
+            f"multimax: expected a reweighting module, or one that wraps it, got {type(module).__name__} without any"
+        )
+    options, why = None, None
+    try:
+        options = module(None)
+    except Exception as error:
+        why = error
+    if not isinstance(options, Mapping) or options.get(NAME) not in BY_NAME:
+        raise RuntimeError(
+            f"multimax: expected {type(module).__name__} around {type(function).__name__} to pass on its arguments and "
+            "what is returned, got something else; a function of its own can be given as reweight= to "
+            "multimax.reweighting.attention"
+        ) from why
+    return _from_options(options)
+
+
+def _from_options(options: Mapping[str, Any]) -> Reweighting:
+    return Reweighting(options[NAME], {name: value for name, value in options.items() if name != NAME})
 
 
 def learned(module: nn.Module) -> dict[str, Tensor]:

@@ -53,13 +53,6 @@ def reweighting_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter
                 yield name, parameter
 
 
-def _required(model: nn.Module) -> dict[str, nn.Parameter]:
-    """All reweighting parameters, of which there must be some."""
-    found = dict(reweighting_parameters(model))
-    checks.some_reweighting_parameters(model, found)
-    return found
-
-
 def param_groups(
     model: nn.Module, *, lr: float | Tensor, weight_decay: float, multimax_lr_factor: float = 1.0
 ) -> list[dict[str, Any]]:
@@ -75,14 +68,15 @@ def param_groups(
     combine the two.
 
     Args:
-        model: with at least one reweighting parameter.
+        model: converted or not.
         lr: the learning rate.
         weight_decay: of all other parameters.
         multimax_lr_factor: the reweighting parameters' learning rate, as a multiple of lr.
 
     Returns:
         [others, reweighting], dicts as ``torch.optim`` takes them. Each parameter that requires a gradient is in
-        exactly one group, also where modules share it.
+        exactly one group, also where modules share it. Without reweighting parameters, as in a baseline, the second
+        group is empty.
 
     Example:
         >>> import torch, multimax
@@ -98,7 +92,7 @@ def param_groups(
         >>> adamw = torch.optim.AdamW([others, reweighting])
     """
     checks.finite("multimax_lr_factor", multimax_lr_factor)
-    reweighting = dict.fromkeys(_required(model).values())
+    reweighting = dict.fromkeys(p for _, p in reweighting_parameters(model))
     others = [p for p in model.parameters() if p.requires_grad and p not in reweighting]
     return [
         {"params": others, "lr": lr, "weight_decay": weight_decay},
@@ -122,9 +116,12 @@ def _classes(model: nn.Module) -> dict[nn.Parameter, int]:
     """The number of classes for each reweighting parameter of an output layer."""
     found = {}
     for name, module in reweighting_modules(model):
-        linear = output_linear(model.get_submodule(name.rpartition(".")[0])) if name else None
-        if linear is not None:
-            found.update(dict.fromkeys(module.parameters(), linear.out_features))
+        while name:  # the module may be wrapped by others inside of the layer
+            name = name.rpartition(".")[0]
+            linear = output_linear(model.get_submodule(name))
+            if linear is not None:
+                found.update(dict.fromkeys(module.parameters(), linear.out_features))
+                break
     return found
 
 
@@ -248,7 +245,8 @@ def train_only_reweighting_(model: nn.Module) -> TrainOnly:
         >>> head.weight.requires_grad
         True
     """
-    reweighting = _required(model)
+    reweighting = dict(reweighting_parameters(model))
+    checks.some_reweighting_parameters(model, reweighting)
     trained = set(reweighting.values())
     before = {}
     for name, parameter in model.named_parameters():

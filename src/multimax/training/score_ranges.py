@@ -52,9 +52,10 @@ class ScoreRanges:
         @torch.no_grad()
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: object) -> None:
             given = {**dict(zip(("x", "mask"), args, strict=False)), **kwargs}
-            x, mask = given["x"].detach(), given.get("mask")
-            part = masking.takes_part(x)
-            self._add(name, x[part if mask is None else part & mask])
+            x, mask = given["x"], given.get("mask")
+            if x is not None:  # else attention has asked for the options, and its scores are observed
+                part = masking.takes_part(x)
+                self._add(name, x.detach()[part if mask is None else part & mask])
 
         return hook
 

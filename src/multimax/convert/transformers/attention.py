@@ -11,11 +11,11 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
 from transformers.utils import output_capturing
 
-from multimax import reweighting
 from multimax.convert.sites import function_module, mark_of
 from multimax.ops.attention.api import multimax_attention
 from multimax.ops.masking import takes_part
-from multimax.reweighting.layer import MultiMax
+from multimax.reweighting.blockwise import attention
+from multimax.reweighting.registry import Reweighting, get, in_use
 
 # The attention implementation: with masks as for sdpa, or in numbers, whichever the model had before.
 NAME, NAME_IN_NUMBERS = NAMES = ("multimax", "multimax_mask_in_numbers")
@@ -96,7 +96,7 @@ def attention_forward(
         mark.reached = True
     queries, keys = query.shape[2], key.shape[2]
     causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
-    causal = queries > 1 and attention_mask is None and causal
+    causal = bool(queries > 1 and attention_mask is None and causal)  # torch.jit.trace has tensors for sizes
     if position_bias is not None:
         position_bias = position_bias[..., -queries:, :keys]
     if attention_mask is not None:
@@ -107,14 +107,14 @@ def attention_forward(
         chosen = chosen.scatter(-1, indices.long(), True)[:, None]  # (B, 1, Lq, Lk)
         attention_mask = chosen if attention_mask is None else _both(attention_mask, chosen)
     wanted = _weights_wanted(kwargs)
-    function = function_module(module)
+    function = get("softmax") if mark is None else in_use(function_module(module))
     options: dict[str, Any] = {
         "attn_mask": attention_mask,
         "score_bias": position_bias,
         "dropout_p": dropout,
         "is_causal": causal,
         "scale": scaling,
-        "enable_gqa": query.shape[1] != key.shape[1],
+        "enable_gqa": bool(query.shape[1] != key.shape[1]),
     }
     weights = None
     if s_aux is not None:
@@ -122,11 +122,9 @@ def attention_forward(
             raise NotImplementedError("multimax: expected attention sinks or a softcap, got both")
         out, weights = _with_sinks(function, query, key, value, s_aux, wanted, options)
     elif wanted:
-        out, weights = reweighting.attention(
-            query, key, value, reweight=function or "softmax", softcap=softcap, return_weights=True, **options
-        )
+        out, weights = attention(query, key, value, reweight=function, softcap=softcap, return_weights=True, **options)
     else:
-        out = reweighting.attention(query, key, value, reweight=function or "softmax", softcap=softcap, **options)
+        out = attention(query, key, value, reweight=function, softcap=softcap, **options)
     return out.transpose(1, 2).contiguous(), weights
 
 
@@ -149,7 +147,7 @@ def _both(mask: Tensor, part: Tensor) -> Tensor:
 
 
 def _with_sinks(
-    function: nn.Module | None,
+    function: Reweighting,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -158,18 +156,19 @@ def _with_sinks(
     options: dict[str, Any],
 ) -> tuple[Tensor, Tensor | None]:
     """A sink adds its exponential to each row's sum: all weights shrink by one factor, which the log-sum gives."""
-    if not isinstance(function, MultiMax | None):
+    if function.name == "multimax":
+        coefs, knots = function.options["coefs"], function.options["knots"]
+    elif function == get("softmax"):
+        coefs, knots = query.new_zeros(2, 1, 2)
+    else:
         raise NotImplementedError(
-            f"multimax: expected MultiMax or softmax in a model with attention sinks, got {type(function).__name__}"
+            f"multimax: expected MultiMax or softmax in a model with attention sinks, got {function.name}"
         )
-    coefs, knots = query.new_zeros(2, 1, 2) if function is None else function.parameters_in_use()
     out, lse = multimax_attention(query, key, value, coefs, knots, return_lse=True, **options)
     kept = torch.sigmoid(lse - sinks.reshape(-1, 1)).to(out.dtype)[..., None]  # (B, H, Lq, 1)
     if not wanted:
         return out * kept, None
-    out, weights = reweighting.attention(
-        query, key, value, reweight=function or "softmax", return_weights=True, **options
-    )
+    out, weights = attention(query, key, value, reweight=function, return_weights=True, **options)
     return out * kept, weights * kept
 
 

@@ -14,6 +14,9 @@ from multimax.convert.transformers.interface import callers, why_not
 
 BEFORE = "_multimax_attn_before"  # a module's configuration and attention implementation before
 VERSION = 1  # of what is written into a configuration
+# The attention implementation in the file. No model has one of that name, so plain from_pretrained refuses the file and
+# shows these words.
+REFUSED = "load with multimax.from_pretrained"
 # Models that compute with the mask before attention, and need it in numbers even where they support sdpa.
 MASK_IN_NUMBERS = ("beit", "deepseek_v4", "gemma4_audio")
 
@@ -121,13 +124,13 @@ def write_settings(models: Mapping[str, Any], converted: list[Converted]) -> Non
                 name = layer.name[len(model_name) :].removeprefix(".")
                 settings[layer.mark.kind][name] = describe(function_of(layer.module))
         model.config.multimax = settings
-        model.config.attn_implementation = NAME  # with this in its file, plain from_pretrained refuses it
+        model.config.attn_implementation = REFUSED
 
 
 def forget_settings(config: Any) -> None:
     """Removes from a configuration, and from those in it, what says that a model is converted."""
     config.__dict__.pop("multimax", None)
-    if config.__dict__.get("attn_implementation") in NAMES:
+    if config.__dict__.get("attn_implementation") in (REFUSED, *NAMES):  # names, in files of earlier versions
         del config.attn_implementation
     for name in config.sub_configs:
         if getattr(config, name, None) is not None:

@@ -41,6 +41,7 @@ class Transformers(Library):
 
     name = "transformers"
     notes_reached = True
+    keeps_class = True
 
     def sites(self, outline: Outline) -> list[Site]:
         """Attention modules that use the interface."""

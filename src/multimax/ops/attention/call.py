@@ -81,10 +81,15 @@ def log_sums(stats: Tensor) -> Tensor:
     return top + total.log()
 
 
+def heads_inside(like: Tensor) -> bool:
+    """Whether results have the layout (B, L, H, D) in memory, as `like` does: as csrc/bindings/attention.cpp has it."""
+    return like.stride(1) < like.stride(2)
+
+
 def _heads_like(like: Tensor, length: int, width: int) -> Tensor:
-    """(B, H, L, D), laid out in memory as (B, L, H, D) if `like` is: as csrc/bindings/attention.cpp has it."""
+    """(B, H, L, D) in the layout of `like`."""
     b, h = like.shape[:2]
-    if like.stride(1) < like.stride(2):
+    if heads_inside(like):
         return like.new_empty(b, length, h, width).transpose(1, 2)
     return like.new_empty(b, h, length, width)
 

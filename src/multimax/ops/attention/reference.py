@@ -5,12 +5,14 @@ Shapes: B batches, H query heads, Hkv key heads, Lq queries, Lk keys, D and Dv e
 
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from multimax.ops import dtypes, masking
-from multimax.ops.attention.call import AttentionCall
+from multimax.ops.attention.call import AttentionCall, heads_inside
+from multimax.ops.operators import decompose
 from multimax.ops.rows.reference import sigma
 
 
@@ -140,3 +142,20 @@ def run(call: AttentionCall) -> tuple[Tensor, Tensor]:
         return attention(call)
     outs, lses = zip(*parts, strict=True)
     return torch.cat(outs, 2), torch.cat(lses, 2)
+
+
+def _decomposition(call: AttentionCall, for_backward: bool) -> Any:
+    """What the operator returns. What rounding took from the output only makes the kernels' backward more exact. Packed
+    sequences stay as they are: their lengths are not known before they come."""
+    if call.query_starts is not None:
+        return NotImplemented
+    out, lse = run(call)
+    if heads_inside(call.query):
+        out = out.transpose(1, 2).contiguous().transpose(1, 2)
+    empty = lse == -torch.inf
+    stats = torch.stack([torch.where(empty, 0.0, lse), torch.where(empty, 0.0, torch.ones_like(lse))])
+    rest = torch.zeros_like(out) if for_backward and out.dtype != torch.float32 else out.new_empty(0)
+    return out, stats, rest
+
+
+decompose("attention_forward", AttentionCall, _decomposition)

@@ -30,7 +30,8 @@ class EntmaxBackwardCall(NamedTuple):
     alpha_grad: bool
 
 
-def _fake_forward(*args: Any) -> tuple[Tensor, Tensor]:
+def fake_forward(*args: Any) -> tuple[Tensor, Tensor]:
+    """Empty results of the right shapes."""
     call = EntmaxCall(*args)
     one_device(call.x, call.alpha)
     stats = call.x.new_empty((*call.x.shape[:-1], 2), dtype=compute_dtype(call.x.dtype))
@@ -44,5 +45,5 @@ def _fake_backward(*args: Any) -> tuple[Tensor, Tensor]:
     return torch.empty_like(call.x), call.x.new_empty(size, dtype=compute_dtype(call.x.dtype))
 
 
-define("entmax_forward", EntmaxCall, 2, _fake_forward)  # the weights, and the rows' statistics
+define("entmax_forward", EntmaxCall, 2, fake_forward)  # the weights, and the rows' statistics
 define("entmax_backward", EntmaxBackwardCall, 2, _fake_backward)  # gradients of x and, or nothing, alpha

@@ -11,9 +11,10 @@ import math
 import torch
 from torch import Tensor
 
-from multimax.ops import masking
+from multimax.ops import checks, masking
 from multimax.ops.dtypes import compute_dtype, softmax_dtype
-from multimax.ops.entmax.call import KINDS, EntmaxCall
+from multimax.ops.entmax.call import KINDS, EntmaxCall, fake_forward
+from multimax.ops.operators import decompose, recorded
 
 
 def split(x: Tensor, dim: int, mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -110,7 +111,8 @@ def entmax(z: Tensor, masked: Tensor, alpha: Tensor) -> Tensor:
         return u
     alpha = alpha.to(u.dtype)
     # may not look at values
-    graph = z.is_meta or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    graph = not checks.readable(z) or torch.compiler.is_compiling() or recorded()
+    graph = graph or torch._C._are_functorch_transforms_active()
     empty = masked.all(-1, keepdim=True)
     with torch.no_grad():
         a, near = alpha - 1, alpha < NEAR
@@ -157,3 +159,12 @@ def why_not(call: EntmaxCall) -> str | None:
 def run(call: EntmaxCall) -> Tensor:
     """The weights, in the dtype that torch.softmax would give."""
     return of_call(call).to(softmax_dtype(call.x))
+
+
+def _decomposition(call: EntmaxCall) -> tuple[Tensor, Tensor]:
+    """What the operator returns. Its statistics are of use to the kernels' backward alone, and NaN here."""
+    _, stats = fake_forward(*call)
+    return of_call(call).to(call.x.dtype), torch.full_like(stats, torch.nan)
+
+
+decompose("entmax_forward", EntmaxCall, _decomposition)

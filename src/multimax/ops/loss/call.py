@@ -214,12 +214,16 @@ def _like_rows(count: Any, like: Tensor, dtype: torch.dtype, full: bool) -> Rows
     )
 
 
+def saved_dtype(call: LossCall) -> torch.dtype:
+    """The dtype of what the backward needs."""
+    return torch.float64 if call.impl == "cpu" else dtypes.compute_dtype(call.x.dtype)
+
+
 def _fake_loss(*args: Any) -> tuple[Tensor, ...]:
     call = LossCall(*args)
     one_device(call.x, call.target, call.coefs, call.knots)
-    stats = torch.float64 if call.impl == "cpu" else dtypes.compute_dtype(call.x.dtype)
     rows = _like_rows(call.x.shape[0], call.x, call.x.dtype, call.full)
-    return *rows, call.x.new_empty((3, call.x.shape[0]), dtype=stats)
+    return *rows, call.x.new_empty((3, call.x.shape[0]), dtype=saved_dtype(call))
 
 
 def _fake_loss_backward(*args: Any) -> tuple[Tensor, ...]:

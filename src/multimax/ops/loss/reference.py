@@ -3,12 +3,15 @@
 Shapes: R rows, C classes, D entries of a hidden state.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from multimax.ops import checks, dtypes
-from multimax.ops.loss.call import LinearLossCall, LossCall, Rows
+from multimax.ops.loss.call import LinearLossCall, LossCall, Rows, saved_dtype
+from multimax.ops.operators import decompose
 from multimax.ops.rows.reference import log_multimax, scores
 
 NAME = "reference"
@@ -63,10 +66,12 @@ def _entropy_and_best(call: LossCall) -> tuple[Tensor, Tensor]:
         masked, s = scores(call.x, call.coefs, call.knots)
         log_p = torch.where(masked, 0.0, log_multimax(call.x, call.coefs, call.knots, dtype=s.dtype))
         entropy = -torch.where(masked | (log_p == -torch.inf), 0.0, log_p.exp() * log_p).sum(-1)
-        if not call.target.is_floating_point():
-            entropy = torch.where(call.target == call.ignore_index, 0.0, entropy)
         top, best = s.max(-1)
-        return entropy, torch.where(top == -torch.inf, -1, best)
+        best = torch.where(top == -torch.inf, -1, best)
+        if call.target.is_floating_point():
+            return entropy, best
+        ignored = call.target == call.ignore_index
+        return torch.where(ignored, 0.0, entropy), torch.where(ignored, 0, best)
 
 
 def why_not(call: LossCall | LinearLossCall) -> str | None:
@@ -76,13 +81,35 @@ def why_not(call: LossCall | LinearLossCall) -> str | None:
     return None
 
 
+def _rows(call: LossCall) -> Rows:
+    """The rows' results for targets that have been checked."""
+    losses, log_sum = cross_entropy(call)
+    if call.full:
+        return Rows(losses, log_sum, *_entropy_and_best(call))
+    return Rows(losses, log_sum, losses.new_empty(0), losses.new_empty(0, dtype=torch.int64))
+
+
 def run(call: LossCall | LinearLossCall) -> Rows:
     """The rows' results by the formulas."""
     if isinstance(call, LinearLossCall):
         call = _logits_call(call)
     if not torch._C._are_functorch_transforms_active():
         checks.target_values(call.target, call.x.shape[1], call.ignore_index)
-    losses, log_sum = cross_entropy(call)
-    if call.full:
-        return Rows(losses, log_sum, *_entropy_and_best(call))
-    return Rows(losses, log_sum, losses.new_empty(0), losses.new_empty(0, dtype=torch.int64))
+    return _rows(call)
+
+
+def _decomposition(call: LossCall) -> tuple[Tensor, ...]:
+    """What the operator returns. What it saves is of use to the kernels' backward alone, and NaN here."""
+    saved = call.x.new_full((3, call.x.shape[0]), torch.nan, dtype=saved_dtype(call))
+    return *_rows(call).in_compute_dtype(call.x.dtype), saved
+
+
+def _linear_decomposition(call: LinearLossCall) -> Any:
+    """The same for a linear layer's logits, all at once. A weight that is split over processes stays as it is."""
+    if call.group:
+        return NotImplemented
+    return tuple(_rows(_logits_call(call, call.dtype)).in_compute_dtype(call.dtype))
+
+
+decompose("loss_rows", LossCall, _decomposition)
+decompose("linear_loss", LinearLossCall, _linear_decomposition)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from multimax.ops import dtypes, masking
-from multimax.ops.rows.call import KINDS, RowsCall
+from multimax.ops.operators import decompose
+from multimax.ops.rows.call import KINDS, RowsCall, fake_forward
 
 
 def sigma(x: Tensor, coefs: Tensor, knots: Tensor) -> Tensor:
@@ -91,10 +92,26 @@ def why_not(call: RowsCall) -> str | None:
     return None
 
 
-def run(call: RowsCall) -> Tensor:
-    """The row function of that kind, in the dtype that torch.softmax would give."""
-    dtype = dtypes.softmax_dtype(call.x)
+def _of_kind(call: RowsCall, dtype: torch.dtype) -> Tensor:
+    """The row function of that kind, in that dtype."""
     if KINDS[call.kind] == "modulate":
         return modulate(call.x, call.coefs, call.knots, dtype=dtype)
     function = multimax if KINDS[call.kind] == "multimax" else log_multimax
     return function(call.x, call.coefs, call.knots, dim=call.dim, mask=call.mask, dtype=dtype)
+
+
+def run(call: RowsCall) -> Tensor:
+    """The row function of that kind, in the dtype that torch.softmax would give."""
+    return _of_kind(call, dtypes.softmax_dtype(call.x))
+
+
+def _decomposition(call: RowsCall) -> tuple[Tensor, Tensor]:
+    """What the operator returns, laid out as it is there. Its statistics are of use to the kernels' backward alone, and
+    NaN here."""
+    empty, stats = fake_forward(*call)
+    out = _of_kind(call, call.x.dtype)
+    out = out.contiguous() if empty.is_contiguous() else empty.copy_(out)
+    return out, torch.full_like(stats, torch.nan)
+
+
+decompose("rows_forward", RowsCall, _decomposition)
