@@ -45,7 +45,6 @@ def test_public_names() -> None:
         "clip_grad_norm_",
         "convert_",
         "count",
-        "decompositions",
         "from_paper",
         "from_pretrained",
         "from_published",

@@ -12,7 +12,6 @@ from multimax.nn.output import LinearMultiMaxCrossEntropyLoss, MultiMaxCrossEntr
 from multimax.ops.attention.api import merge_attention, multimax_attention, multimax_attention_varlen
 from multimax.ops.dispatch import implementation
 from multimax.ops.loss.api import LossStats, linear_multimax_cross_entropy, multimax_cross_entropy
-from multimax.ops.operators import decompositions
 from multimax.ops.parameters import from_paper, from_published, to_paper
 from multimax.ops.presets import presets
 from multimax.ops.rows.api import log_multimax, modulate, multimax
@@ -41,7 +40,6 @@ __all__ = [
     "clip_grad_norm_",
     "convert_",
     "count",
-    "decompositions",
     "from_paper",
     "from_pretrained",
     "from_published",

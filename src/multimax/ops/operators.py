@@ -10,9 +10,9 @@ from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
+from torch._subclasses.functional_tensor import FunctionalTensorMode
 
 LIBRARY = torch.library.Library("multimax", "FRAGMENT")
-FAKES: dict[str, Callable[..., Any]] = {}  # by name
 DECOMPOSED: dict[Any, Callable[..., Any]] = {}  # by operator
 
 
@@ -46,14 +46,13 @@ def define(name: str, call: type, returns: int, fake: Callable[..., Any], **more
     arguments = ", ".join(f"{TYPES[hint]} {field}" for field, hint in (get_type_hints(call) | more).items())
     LIBRARY.define(f"{name}({arguments}) -> ({', '.join(['Tensor'] * returns)})")
     torch.library.register_fake(f"multimax::{name}", fake, lib=LIBRARY)
-    FAKES[name] = fake
 
 
 def decompose(name: str, call: type, formula: Callable[..., Any]) -> None:
     """Gives ``multimax::name`` a decomposition to plain PyTorch: for exporters that know no operators but torch's own.
 
-    ``torch.onnx.export`` finds it here; for ``run_decompositions`` users ask for the table, see `decompositions`.
-    Compilers do not look here, and keep the kernels.
+    ``run_decompositions`` of an exported program applies it, with whatever table, and so does ``torch.onnx.export``.
+    Compilers keep the kernels. Hence a rule of its own: torch's tables of decompositions are the compilers' too.
 
     Args:
         name: of the operator.
@@ -67,34 +66,22 @@ def decompose(name: str, call: type, formula: Callable[..., Any]) -> None:
     def decomposition(*args: Any) -> Any:
         return formula(call(*args[:fields]), *args[fields:])
 
+    def rule(mode: FunctionalTensorMode, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        if _decomposing(mode):
+            with mode:
+                result = decomposition(*args)
+            if result is not NotImplemented:
+                return result
+        return mode.__torch_dispatch__(func, types, args, kwargs)
+
     DECOMPOSED[operator] = decomposition
-    torch._decomp.register_decomposition([operator])(decomposition)
-    # without this a decomposition comes before the fake where sizes are symbols
-    torch._decomp.register_decomposition([operator], type="meta")(FAKES[name])
+    torch.library.register_torch_dispatch(f"multimax::{name}", FunctionalTensorMode, rule, lib=LIBRARY)
 
 
-def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Decompositions of this library's operators to torch's own, added to torch's default ones.
-
-    An exported program has operators of this library, such as ``multimax::attention_forward``, and runs where
-    ``multimax`` is installed. This table removes them: the program then runs anywhere, slower, and holds attention
-    scores as matrices. ``torch.onnx.export`` does so by itself. To export plain PyTorch in the first place, see
-    :func:`multimax.implementation`.
-
-    Returns:
-        A table for ``run_decompositions``.
-
-    Example:
-        >>> import torch, multimax
-        >>> layer = multimax.MultiheadAttention(8, 2, batch_first=True).eval()
-        >>> program = torch.export.export(layer, (torch.randn(1, 5, 8),) * 3, {"need_weights": False})
-        >>> plain = program.run_decompositions(multimax.decompositions())
-        >>> any("multimax." in str(node.target) for node in plain.graph.nodes)
-        False
-    """
-    table: dict[Any, Callable[..., Any]] = torch.export.default_decompositions()
-    table.update(DECOMPOSED)
-    return table
+def _decomposing(mode: FunctionalTensorMode) -> bool:
+    """Whether run_decompositions is at work, and not torch.export itself, or AOTInductor."""
+    exporting = torch.compiler.is_exporting() and not mode.pre_dispatch
+    return exporting and torch._guards.CompileContext.try_get() is None
 
 
 def one_device(*tensors: Tensor | None) -> None:
