@@ -340,4 +340,4 @@ def test_traces_are_saved_trained_and_loaded_without_the_library(grad: bool, tmp
         assert parameter.grad is not None
         torch.testing.assert_close(gradients[name].grad, parameter.grad, rtol=1e-4, atol=1e-5, msg=name)
     code = "import sys, torch; print(torch.jit.load(sys.argv[1])(torch.ones(1, 2, 8)).shape, 'multimax' in sys.modules)"
-    assert in_a_new_process(code, tmp_path / "model.pt") == "torch.Size([1, 2, 5]) False\n"
+    assert in_a_new_process(code, tmp_path / "model.pt").startswith("torch.Size([1, 2, 5]) False\n")
