@@ -32,7 +32,13 @@ def launch(launcher: tuple[str, ...], folder: Path, *parts: str) -> subprocess.C
         text=True,
         timeout=240,
         check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "HF_HOME": str(folder / "none")},
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "HF_HOME": str(folder / "none"),
+            "PYTHONFAULTHANDLER": "1",  # where a process was that dies by a signal
+        },
     )
 
 
