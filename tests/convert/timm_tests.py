@@ -1,5 +1,6 @@
-"""Tests of conversion with timm; test_convert_timm.py runs them where timm can be imported."""
+"""Tests of conversion with timm; test_timm.py runs them where timm can be imported."""
 
+import contextlib
 import copy
 import importlib
 import io
@@ -589,8 +590,13 @@ def test_training_step_with_gradient_checkpointing() -> None:
     assert model.blocks[0].attn.multimax.coefs.grad.any()
 
 
-@pytest.mark.parametrize("wrapper", [*wrapping.SIMPLE, "compile", "the whole layer"])
+@pytest.mark.parametrize("wrapper", [*wrapping.WRAPPERS, "the whole layer"])
 def test_wrapped_functions_and_layers(wrapper: str) -> None:
+    with wrapping.one_process() if wrapper == "FSDP2" else contextlib.nullcontext():
+        _compare_wrapped(wrapper)
+
+
+def _compare_wrapped(wrapper: str) -> None:
     model, images = model_of("deit_tiny_patch16_224")
     multimax.convert_(model, where=("attention", "output"))
     move(model)
