@@ -25,7 +25,11 @@ TABLE = {
         "reference": "multimax.ops.loss.reference",
     },
     "entmax": {"cpu": "multimax.ops.entmax.cpu", "reference": "multimax.ops.entmax.reference"},
-    "rows": {"cpu": "multimax.ops.rows.cpu", "reference": "multimax.ops.rows.reference"},
+    "rows": {
+        "cpu": "multimax.ops.rows.cpu",
+        "triton": "multimax.ops.rows.triton",
+        "reference": "multimax.ops.rows.reference",
+    },
 }
 NAMES = ("auto", "reference", "cpu", "triton")
 VARIABLE = "MULTIMAX_IMPL"  # what "auto" means in this process
@@ -34,7 +38,7 @@ _default = os.environ.get(VARIABLE) or "auto"
 checks.choice(VARIABLE, _default, NAMES)
 _requests = [[_default]]
 
-_warned = False
+_warned: set[str] = set()
 
 
 class Implementation(Protocol):
@@ -64,15 +68,11 @@ def choose(implementations: dict[str, Any], impl: str, call: Any) -> Any:
             why = implementation.why_not(call)
             if why is None:
                 return implementation
-            if why is kernels.unavailable:
-                _warn(str(why))
+            if isinstance(why, kernels.Unavailable):
+                _warn(why)
     else:
         names = ("auto", *implementations)
         checks.choice("impl", impl, (*NAMES, *(name for name in names if name not in NAMES)))
-        if impl not in implementations:
-            raise RuntimeError(
-                f"multimax: impl={impl!r} cannot run: this version has no Triton kernels; use 'reference'"
-            )
         implementation = implementations[impl]
         why = implementation.why_not(call)
         if why is None:
@@ -113,11 +113,10 @@ def implementation(impl: str) -> Iterator[None]:
 
 
 def _warn(why: str) -> None:
-    """Says once that the kernels are missing, at the line that called the library."""
-    global _warned
-    if _warned:
+    """Says once that kernels cannot be used, at the line that called the library."""
+    if why in _warned:
         return
-    _warned = True
+    _warned.add(why)
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] in ("multimax", "torch"):
         level, frame = level + 1, frame.f_back

@@ -10,10 +10,18 @@ from multimax.ops import checks
 BUILD_COMMAND = "pip install --no-build-isolation ."
 ISAS = ("baseline", "avx2", "avx512", "avx512_bf16")
 ISA_VARIABLE = "MULTIMAX_ISA"
+# With both variables set, operators on CPU tensors belong to Triton's interpreter, for this whole process.
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and os.environ.get("MULTIMAX_IMPL") == "triton"
+
+
+class Unavailable(str):
+    """A reason that a user should hear of even where another implementation can run: something can be done about it."""
 
 
 def _load() -> str | None:
     """Loads the library. Returns why it cannot be used, or None."""
+    if INTERPRETED:
+        return "TRITON_INTERPRET and MULTIMAX_IMPL=triton give CPU tensors to Triton's interpreter"
     path = Path(__file__).with_name("_kernels.abi3.so")
     if not path.exists():
         return f"the CPU kernels were not built; with torch installed, build them with `{BUILD_COMMAND}`"
@@ -50,7 +58,8 @@ def why_not(device: torch.device, unable: str | None = None) -> str | None:
     return unable or unavailable
 
 
-unavailable = _load()
+_reason = _load()
+unavailable = None if _reason is None else Unavailable(_reason)
 
 if unavailable is None and os.environ.get(ISA_VARIABLE):
     use_isa(os.environ[ISA_VARIABLE])

@@ -154,11 +154,11 @@ def test_other_devices_take_the_reference() -> None:
 )
 def test_without_kernels_one_warning_and_the_reference(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
     monkeypatch.setattr(kernels, "unavailable", why)
-    monkeypatch.setattr(dispatch, "_warned", False)
+    monkeypatch.setattr(dispatch, "_warned", set())
     with pytest.warns(UserWarning, match=f"multimax: using the slower reference, because {why}") as caught:
         first = multimax.multimax(X, COEFS, KNOTS)
     assert caught[0].filename == __file__
-    monkeypatch.setattr(dispatch, "_warned", False)
+    monkeypatch.setattr(dispatch, "_warned", set())
     with pytest.warns(UserWarning, match="multimax: using the slower reference") as caught:
         multimax.MultiMax()(X)  # through torch's Module.__call__
     assert caught[0].filename == __file__

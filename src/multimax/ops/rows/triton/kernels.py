@@ -1,0 +1,196 @@
+"""The row functions in Triton.
+
+A program handles some rows of (rows, K). Rows are counted over up to four axes, each with a stride for every tensor, so
+that layouts need no copies. Rows that fit a tile are read once; longer ones in pieces, with a running maximum and sum.
+"""
+
+import triton
+import triton.language as tl
+
+from multimax.ops.jit import load_params, param_terms, sigma, slope
+
+MULTIMAX = tl.constexpr(0)
+LOG_MULTIMAX = tl.constexpr(1)
+MODULATE = tl.constexpr(2)
+
+
+@triton.jit
+def _offset(row, size1, size2, size3, stride0, stride1, stride2, stride3):
+    """Where a row lies, from its number over four axes, the last of which counts first."""
+    i3 = row % size3
+    rest = row // size3
+    i2 = rest % size2
+    rest = rest // size2
+    i1 = rest % size1
+    i0 = rest // size1
+    return i0 * stride0 + i1 * stride1 + i2 * stride2 + i3 * stride3
+
+
+@triton.jit
+def _masked(x, mask, mask_rows, columns, mask_column, there, HAS_MASK: tl.constexpr, FLOOR: tl.constexpr):
+    """True where an entry takes no part, or is not there."""
+    off = (x <= FLOOR) | (there == 0)
+    if HAS_MASK:
+        on = tl.load(mask + mask_rows[:, None] + columns[None, :] * mask_column, mask=there, other=0)
+        off = off | (on == 0)
+    return off
+
+
+@triton.jit
+def _scores(x, off, coefs, knots, ORDER: tl.constexpr):
+    """sigma(x), -inf where masked; sigma of a masked entry is never taken."""
+    return tl.where(off, float("-inf"), sigma(tl.where(off, 0.0, x), coefs, knots, ORDER))
+
+
+@triton.jit
+def forward(
+    x_, mask, coefs_, knots_, y_, stats,
+    rows, length, size1, size2, size3,
+    x0, x1, x2, x3, x_column,
+    m0, m1, m2, m3, m_column,
+    s0, s1, s2, s3,
+    y0, y1, y2, y3, y_column,
+    r0, r1, r2, r3,
+    KIND: tl.constexpr, ORDER: tl.constexpr, HAS_MASK: tl.constexpr, HAS_STATS: tl.constexpr,
+    SETS: tl.constexpr, FLOOR: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    ONE_TILE: tl.constexpr,
+):  # fmt: skip
+    """The row function of that kind, and of each row its largest score and the sum of exp(score - largest)."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    real = row < rows
+    x_rows = _offset(row, size1, size2, size3, x0, x1, x2, x3)
+    y_rows = _offset(row, size1, size2, size3, y0, y1, y2, y3)
+    m_rows = _offset(row, size1, size2, size3, m0, m1, m2, m3)
+    if SETS:
+        sets = tl.where(real, _offset(row, size1, size2, size3, s0, s1, s2, s3), 0)[:, None] * (2 * ORDER)
+        coefs, knots = load_params(coefs_ + sets, ORDER, WIDE), load_params(knots_ + sets, ORDER, WIDE)
+    else:
+        coefs, knots = load_params(coefs_, ORDER, WIDE), load_params(knots_, ORDER, WIDE)
+
+    top = tl.full((ROWS,), float("-inf"), WIDE)
+    total = tl.zeros((ROWS,), WIDE)
+    left = tl.zeros((ROWS,), tl.int32)
+    if KIND != MODULATE:
+        for start in tl.static_range(0, 1) if ONE_TILE else range(0, length, BLOCK):
+            columns = start + tl.arange(0, BLOCK)
+            there = real[:, None] & (columns < length)[None, :]
+            x = tl.load(x_ + x_rows[:, None] + columns[None, :] * x_column, mask=there, other=0.0).to(WIDE)
+            off = _masked(x, mask, m_rows, columns, m_column, there, HAS_MASK, FLOOR)
+            s = _scores(x, off, coefs, knots, ORDER)
+            left = tl.maximum(left, tl.max(tl.where(off, 0, 1), 1))
+            higher = tl.maximum(top, tl.max(s, 1))
+            base = tl.where(higher == float("-inf"), 0.0, higher)
+            total = total * tl.exp(top - base) + tl.sum(tl.exp(s - base[:, None]), 1)
+            top = higher
+        top = tl.where(top == float("-inf"), 0.0, top)
+        # Not empty, but sigma of all that takes part overflowed to -inf: NaN, as it should be.
+        norm = tl.where(left == 0, 0.0, 1.0 / total) if KIND == MULTIMAX else tl.where(left == 0, 0.0, tl.log(total))
+        if HAS_STATS:
+            at = _offset(row, size1, size2, size3, r0, r1, r2, r3)
+            tl.store(stats + at, top, mask=real)
+            tl.store(stats + rows + at, norm, mask=real)
+
+    for start in tl.static_range(0, 1) if ONE_TILE else range(0, length, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        there = real[:, None] & (columns < length)[None, :]
+        if KIND == MODULATE or not ONE_TILE:
+            x = tl.load(x_ + x_rows[:, None] + columns[None, :] * x_column, mask=there, other=0.0).to(WIDE)
+            off = _masked(x, mask, m_rows, columns, m_column, there, HAS_MASK, FLOOR)
+            s = _scores(x, off, coefs, knots, ORDER)
+        if KIND == MULTIMAX:
+            y = tl.where(off, 0.0, tl.exp(s - top[:, None]) * norm[:, None])
+        elif KIND == LOG_MULTIMAX:
+            y = tl.where(off, float("-inf"), (s - top[:, None]) - norm[:, None])
+        else:
+            y = tl.where(off, x, s)
+        tl.store(y_ + y_rows[:, None] + columns[None, :] * y_column, y.to(y_.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _weights(x_, saved, saved_rows, columns, saved_column, s, top, norm, there, KIND: tl.constexpr, HAS_STATS: tl.constexpr, WIDE: tl.constexpr):
+    """The forward's weights: from its output, or again from the rows' statistics."""
+    if HAS_STATS:
+        if KIND == MULTIMAX:
+            return tl.exp(s - top[:, None]) * norm[:, None]
+        return tl.exp((s - top[:, None]) - norm[:, None])
+    y = tl.load(saved + saved_rows[:, None] + columns[None, :] * saved_column, mask=there, other=0.0).to(WIDE)
+    return y if KIND == MULTIMAX else tl.exp(y)
+
+
+@triton.jit
+def backward(
+    grad_, x_, saved, mask, coefs_, knots_, out_, sums,
+    rows, length, size1, size2, size3,
+    g0, g1, g2, g3, g_column,
+    x0, x1, x2, x3, x_column,
+    y0, y1, y2, y3, y_column,
+    m0, m1, m2, m3, m_column,
+    s0, s1, s2, s3,
+    o0, o1, o2, o3, o_column,
+    KIND: tl.constexpr, ORDER: tl.constexpr, HAS_MASK: tl.constexpr, HAS_STATS: tl.constexpr, PARAMS: tl.constexpr,
+    SETS: tl.constexpr, FLOOR: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    ONE_TILE: tl.constexpr,
+):  # fmt: skip
+    """The gradient of x, and of the parameters one partial sum per program, or per row if there are several sets."""
+    program = tl.program_id(0).to(tl.int64)
+    row = program * ROWS + tl.arange(0, ROWS)
+    real = row < rows
+    x_rows = _offset(row, size1, size2, size3, x0, x1, x2, x3)
+    g_rows = _offset(row, size1, size2, size3, g0, g1, g2, g3)
+    y_rows = _offset(row, size1, size2, size3, y0, y1, y2, y3)
+    m_rows = _offset(row, size1, size2, size3, m0, m1, m2, m3)
+    o_rows = _offset(row, size1, size2, size3, o0, o1, o2, o3)
+    if SETS:
+        sets = tl.where(real, _offset(row, size1, size2, size3, s0, s1, s2, s3), 0)[:, None] * (2 * ORDER)
+        coefs, knots = load_params(coefs_ + sets, ORDER, WIDE), load_params(knots_ + sets, ORDER, WIDE)
+    else:
+        coefs, knots = load_params(coefs_, ORDER, WIDE), load_params(knots_, ORDER, WIDE)
+    top = tl.zeros((ROWS,), WIDE)
+    norm = tl.zeros((ROWS,), WIDE)
+    if HAS_STATS:  # (2, rows)
+        top = tl.load(saved + y_rows, mask=real, other=0.0)
+        norm = tl.load(saved + rows + y_rows, mask=real, other=0.0)
+
+    dot = tl.zeros((ROWS,), WIDE)
+    if KIND != MODULATE:
+        for start in tl.static_range(0, 1) if ONE_TILE else range(0, length, BLOCK):
+            columns = start + tl.arange(0, BLOCK)
+            there = real[:, None] & (columns < length)[None, :]
+            x = tl.load(x_ + x_rows[:, None] + columns[None, :] * x_column, mask=there, other=0.0).to(WIDE)
+            off = _masked(x, mask, m_rows, columns, m_column, there, HAS_MASK, FLOOR)
+            g = tl.load(grad_ + g_rows[:, None] + columns[None, :] * g_column, mask=there, other=0.0).to(WIDE)
+            g = tl.where(off, 0.0, g)
+            if KIND == MULTIMAX:
+                s = _scores(x, off, coefs, knots, ORDER)
+                g = g * _weights(x_, saved, y_rows, columns, y_column, s, top, norm, there, KIND, HAS_STATS, WIDE)
+            dot += tl.sum(tl.where(off, 0.0, g), 1)
+
+    parts = ()
+    for _ in tl.static_range(4 * ORDER):
+        parts = parts + (tl.zeros((ROWS,), WIDE),)
+    for start in tl.static_range(0, 1) if ONE_TILE else range(0, length, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        there = real[:, None] & (columns < length)[None, :]
+        x = tl.load(x_ + x_rows[:, None] + columns[None, :] * x_column, mask=there, other=0.0).to(WIDE)
+        off = _masked(x, mask, m_rows, columns, m_column, there, HAS_MASK, FLOOR)
+        ds = tl.load(grad_ + g_rows[:, None] + columns[None, :] * g_column, mask=there, other=0.0).to(WIDE)
+        safe = tl.where(off, 0.0, x)
+        if KIND != MODULATE:
+            s = tl.where(off, float("-inf"), sigma(safe, coefs, knots, ORDER))
+            p = _weights(x_, saved, y_rows, columns, y_column, s, top, norm, there, KIND, HAS_STATS, WIDE)
+            ds = p * (ds - dot[:, None]) if KIND == MULTIMAX else ds - p * dot[:, None]
+        ds = tl.where(off, 0.0, ds)
+        dx = tl.where(off, 0.0, ds * slope(safe, coefs, knots, ORDER))
+        tl.store(out_ + o_rows[:, None] + columns[None, :] * o_column, dx.to(out_.dtype.element_ty), mask=there)
+        if PARAMS:
+            terms = param_terms(safe, ds, coefs, knots, ORDER)
+            more = ()
+            for j in tl.static_range(4 * ORDER):
+                more = more + (parts[j] + tl.sum(terms[j], 1),)
+            parts = more
+    if PARAMS:
+        for j in tl.static_range(4 * ORDER):
+            if SETS:
+                tl.store(sums + row * (4 * ORDER) + j, parts[j], mask=real)
+            else:
+                tl.store(sums + program * (4 * ORDER) + j, tl.sum(parts[j], 0))
