@@ -68,10 +68,10 @@ def register(name: str, module: str, function: str) -> None:
         LIBRARY.impl(name, implementation, key)
 
 
-def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
-    """Launches a kernel, unless there is nothing to do."""
-    if all(grid):
-        kernel[grid](*args, enable_fp_fusion=True, **options)
+def launch(kernel: Any, grid: Any, *args: Any, **options: Any) -> None:
+    """Launches a kernel, unless there is nothing to do. grid: as Triton takes it."""
+    if callable(grid) or all(grid):
+        kernel[grid](*args, **options)
 
 
 def one_of(configs: list[Any], _: dict[str, Any], **__: Any) -> list[Any]:
