@@ -71,7 +71,7 @@ def register(name: str, module: str, function: str) -> None:
 def launch(kernel: Any, grid: Any, *args: Any, **options: Any) -> None:
     """Launches a kernel, unless there is nothing to do. grid: as Triton takes it."""
     if callable(grid) or all(grid):
-        kernel[grid](*args, **options)
+        kernel[grid](*args, enable_fp_fusion=True, **options)
 
 
 def one_of(configs: list[Any], _: dict[str, Any], **__: Any) -> list[Any]:

@@ -9,17 +9,32 @@ share it. `of_bias` has a tile of the bias and goes over all that share it. Noth
 import triton
 import triton.language as tl
 
-from multimax.ops.attention.triton.scores import LOG2_E, any_left, band, kept, modulated, sequence_of
-from multimax.ops.jit import load_params, param_terms, slope
+from multimax.ops.attention.triton.scores import (
+    LOG2_E,
+    REACH,
+    UNIT,
+    any_left,
+    band,
+    kept,
+    load_curve,
+    load_rows,
+    modulated,
+    param_factors,
+    param_terms,
+    sequence_of,
+    slope,
+)
+from multimax.ops.jit import dot, narrow
 
 
 @triton.jit
-def delta(
-    grad_, out_, rest_, grad_lse, delta_, rows, heads, queries, value_width,
+def prepare(
+    grad_, out_, rest_, grad_lse, stats, delta_, rows, heads, queries, value_width,
     g_batch, g_head, g_row, o_batch, o_head, o_row,
     REST: tl.constexpr, LSE: tl.constexpr, DV: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Of each row, in the order of stats: the sum of grad_out out, less the gradient of the log-sum."""
+    """Of each row, in the order of stats: the sum of grad_out out, less the gradient of the log-sum; and the log-sum to
+    the base 2, infinite where there is nothing, so that all weights are 0."""
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     real = row < rows
     b, h, i = row // queries // heads, row // queries % heads, row % queries
@@ -34,22 +49,9 @@ def delta(
     if LSE:
         result -= tl.load(grad_lse + row, mask=real, other=0.0)
     tl.store(delta_ + row, result, mask=real)
-
-
-@triton.jit
-def _block(at, row, stride, d, there, width):
-    """Rows of a matrix, zeros where it has none."""
-    return tl.load(
-        at + row[:, None].to(tl.int64) * stride + d[None, :], mask=there[:, None] & (d < width)[None, :], other=0.0
-    )
-
-
-@triton.jit
-def _log_sums(stats, plane, there):
-    """The log-sums of rows, to the base 2; infinite where there is nothing, so that all weights are 0."""
-    top = tl.load(stats, mask=there, other=0.0)
-    total = tl.load(stats + plane, mask=there, other=0.0)
-    return tl.where(total == 0, float("inf"), top * LOG2_E + tl.log2(total))
+    total = tl.load(stats + rows + row, mask=real, other=0.0)
+    log_sum = tl.load(stats + row, mask=real, other=0.0) * LOG2_E + tl.log2(tl.where(total == 0, 1.0, total))
+    tl.store(delta_ + rows + row, tl.where(total == 0, float("inf"), log_sum), mask=real)
 
 
 @triton.jit
@@ -66,7 +68,7 @@ def _query_tiles(
     kept_scale,
     ORDER: tl.constexpr, MASK: tl.constexpr, BIAS: tl.constexpr, DROPOUT: tl.constexpr, PARAMS: tl.constexpr,
     EDGE: tl.constexpr, FLOOR: tl.constexpr, MASK_FLOOR: tl.constexpr, BIAS_FLOOR: tl.constexpr,
-    PRECISION: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, EVEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The keys from begin to end."""
     d = tl.arange(0, D)
@@ -80,24 +82,24 @@ def _query_tiles(
         if MASK != 0:
             wanted = any_left(mask, i, j, inside, mask_row, mask_column, MASK, MASK_FLOOR)
         if wanted:
-            k = _block(k_, column, k_row, d, there, width)
-            z = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+            k = load_rows(k_, column, k_row, d, there, width, EDGE, EVEN)
+            z = dot(q, tl.trans(k), None, PRECISION)
             x, s = modulated(
                 z, i, j, inside, mask, mask_row, mask_column, bias, bias_row, bias_column, coefs, knots, scale,
-                ORDER, MASK, BIAS, EDGE, FLOOR, MASK_FLOOR, BIAS_FLOOR,
+                ORDER, MASK, BIAS, EDGE, MASK_FLOOR, BIAS_FLOOR,
             )  # fmt: skip
-            p = tl.exp2(s * LOG2_E - lse[:, None])
-            v = _block(v_, column, v_row, dv, there, value_width)
-            dp = tl.dot(grad, tl.trans(v), input_precision=PRECISION)
+            p = tl.exp2(s * (LOG2_E * REACH) - lse[:, None])
+            v = load_rows(v_, column, v_row, dv, there, value_width, EDGE, EVEN)
+            dp = dot(grad, tl.trans(v), None, PRECISION)
             if DROPOUT:
                 dp = tl.where(kept(seed, head, i, j, below), dp * kept_scale, 0.0)
             ds = p * (dp - minus[:, None])
             dx = ds * slope(x, coefs, knots, ORDER)
-            dq = tl.dot(dx.to(k.dtype), k, dq, input_precision=PRECISION)
+            dq = dot(narrow(dx, k.dtype), k, dq, PRECISION)
             if PARAMS:
                 left += _folded(ds, BLOCK_M, BLOCK_N)
-                mean += _folded(p * x, BLOCK_M, BLOCK_N)
-                terms = param_terms(x, ds, coefs, knots, ORDER)
+                mean += _folded(p * tl.maximum(x, FLOOR * UNIT), BLOCK_M, BLOCK_N)  # 0 * inf would be NaN
+                terms = param_terms(x, ds, knots, ORDER)
                 more = ()
                 for n in tl.static_range(4 * ORDER):
                     more = more + (parts[n] + _folded(terms[n], BLOCK_M, BLOCK_N),)
@@ -107,7 +109,7 @@ def _query_tiles(
 
 @triton.jit
 def of_query(
-    grad_, grad_lse, q_, k_, v_, coefs_, knots_, mask_, bias_, query_starts, key_starts, seed_, stats, delta_, dq_, sums,
+    grad_, grad_lse, q_, k_, v_, coefs_, knots_, mask_, bias_, query_starts, key_starts, seed_, delta_, dq_, sums,
     heads, group, queries, keys, width, value_width, sequences, tiles,
     g_batch, g_head, g_row, q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, d_batch, d_head,
     d_row,
@@ -116,7 +118,7 @@ def of_query(
     ORDER: tl.constexpr, SETS: tl.constexpr, MASK: tl.constexpr, BIAS: tl.constexpr, CAUSAL: tl.constexpr,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, DROPOUT: tl.constexpr, VARLEN: tl.constexpr, PARAMS: tl.constexpr,
     LSE: tl.constexpr, FLOOR: tl.constexpr, MASK_FLOOR: tl.constexpr, BIAS_FLOOR: tl.constexpr,
-    PRECISION: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, EVEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a block of queries, and its share of the parameters' gradients."""
     tile = tl.program_id(0)
@@ -146,19 +148,17 @@ def of_query(
         dq_ += b64 * d_batch
         mask_ += b64 * mask_batch
         bias_ += b64 * bias_batch
-        stats += b64 * stats_batch
         delta_ += b64 * stats_batch
         grad_lse += b64 * stats_batch
     at = head64 * stats_head + first_query + row
     d = tl.arange(0, D)
     dv = tl.arange(0, DV)
-    q = _block(q_ + head64 * q_head, first_query + row, q_row, d, real, width)
-    grad = _block(grad_ + head64 * g_head, first_query + row, g_row, dv, real, value_width)
-    lse = _log_sums(stats + at, plane, real)
+    q = load_rows(q_ + head64 * q_head, first_query + row, q_row, d, real, width, True, EVEN)
+    grad = load_rows(grad_ + head64 * g_head, first_query + row, g_row, dv, real, value_width, True, EVEN)
     minus = tl.load(delta_ + at, mask=real, other=0.0)
+    lse = tl.load(delta_ + plane + at, mask=real, other=float("inf"))
     set_at = head * (2 * ORDER) if SETS else 0
-    coefs = load_params(coefs_ + set_at, ORDER, tl.float32)
-    knots = load_params(knots_ + set_at, ORDER, tl.float32)
+    coefs, knots = load_curve(coefs_, knots_, set_at, ORDER)
     seed = tl.load(seed_).to(tl.uint64, bitcast=True) if DROPOUT else 0
     k_ += key_head * k_head
     v_ += key_head * v_head
@@ -166,6 +166,7 @@ def of_query(
     bias_ += head64 * bias_head
 
     low, high = tile * BLOCK_M, min(tile * BLOCK_M + BLOCK_M, queries) - 1
+    unit_scale = scale * UNIT
     first, last = band(queries, keys, left, right, CAUSAL, LEFT, RIGHT)
     start = max(low + first, 0) // BLOCK_N * BLOCK_N
     stop = min(max(high + last, 0), keys)
@@ -189,25 +190,25 @@ def of_query(
         dq, parts, much, mean = _query_tiles(
             dq, parts, much, mean, start, min(full_start, stop), q, grad, lse, minus, k_, k_row, v_, v_row, i, keys,
             first, last, width, value_width, mask_, mask_row, mask_column, bias_, bias_row, bias_column, coefs, knots,
-            scale, seed, b * heads + head, below, kept_scale,
-            ORDER, MASK, BIAS, DROPOUT, PARAMS, True, FLOOR, MASK_FLOOR, BIAS_FLOOR, PRECISION, D, DV, BLOCK_M, BLOCK_N,
+            unit_scale, seed, b * heads + head, below, kept_scale,
+            ORDER, MASK, BIAS, DROPOUT, PARAMS, True, FLOOR, MASK_FLOOR, BIAS_FLOOR, PRECISION, D, DV, EVEN, BLOCK_M, BLOCK_N,
         )  # fmt: skip
     if not (MASK != 0 or BIAS):
         dq, parts, much, mean = _query_tiles(
             dq, parts, much, mean, full_start, full_stop, q, grad, lse, minus, k_, k_row, v_, v_row, i, keys,
             first, last, width, value_width, mask_, mask_row, mask_column, bias_, bias_row, bias_column, coefs, knots,
-            scale, seed, b * heads + head, below, kept_scale,
-            ORDER, MASK, BIAS, DROPOUT, PARAMS, False, FLOOR, MASK_FLOOR, BIAS_FLOOR, PRECISION, D, DV, BLOCK_M, BLOCK_N,
+            unit_scale, seed, b * heads + head, below, kept_scale,
+            ORDER, MASK, BIAS, DROPOUT, PARAMS, False, FLOOR, MASK_FLOOR, BIAS_FLOOR, PRECISION, D, DV, EVEN, BLOCK_M, BLOCK_N,
         )  # fmt: skip
         dq, parts, much, mean = _query_tiles(
             dq, parts, much, mean, full_stop, stop, q, grad, lse, minus, k_, k_row, v_, v_row, i, keys,
             first, last, width, value_width, mask_, mask_row, mask_column, bias_, bias_row, bias_column, coefs, knots,
-            scale, seed, b * heads + head, below, kept_scale,
-            ORDER, MASK, BIAS, DROPOUT, PARAMS, True, FLOOR, MASK_FLOOR, BIAS_FLOOR, PRECISION, D, DV, BLOCK_M, BLOCK_N,
+            unit_scale, seed, b * heads + head, below, kept_scale,
+            ORDER, MASK, BIAS, DROPOUT, PARAMS, True, FLOOR, MASK_FLOOR, BIAS_FLOOR, PRECISION, D, DV, EVEN, BLOCK_M, BLOCK_N,
         )  # fmt: skip
     there = real[:, None] & (d < width)[None, :]
     pointers = dq_ + head64 * d_head + (first_query + row).to(tl.int64)[:, None] * d_row + d[None, :]
-    tl.store(pointers, (dq * scale).to(dq_.dtype.element_ty), mask=there)
+    tl.store(pointers, narrow(dq * scale, dq_.dtype.element_ty), mask=there)
     if PARAMS:
         # A row's ds add up to 0, or to the gradient of its log-sum, but for the rounding of delta, which all of them
         # share and the parameters' sums would show. What there is too much of it is taken out at the row's mean x; see
@@ -216,19 +217,20 @@ def of_query(
         if LSE:
             extra -= tl.load(grad_lse + at, mask=real, other=0.0)
         extra = tl.where(real & (lse != float("inf")), -extra, 0.0)
-        terms = param_terms(tl.sum(mean, 1), extra, coefs, knots, ORDER)
+        terms = param_terms(tl.sum(mean, 1), extra, knots, ORDER)
+        factors = param_factors(coefs, ORDER)
         for n in tl.static_range(4 * ORDER):
-            tl.store(home + n, tl.sum(tl.sum(parts[n], 1) + terms[n], 0))
+            tl.store(home + n, tl.sum(tl.sum(parts[n], 1) + terms[n], 0) * factors[n])
 
 
 @triton.jit
 def _key_tiles(
-    dk, dv, begin, end, k, v, q_, q_row, grad_, g_row, stats, plane, delta_, j, queries, keys, first, last,
+    dk, dv, begin, end, k, v, q_, q_row, grad_, g_row, delta_, plane, j, queries, keys, first, last,
     width, value_width, mask, mask_row, mask_column, bias, bias_row, bias_column, coefs, knots, scale, seed, head,
     below, kept_scale,
     ORDER: tl.constexpr, MASK: tl.constexpr, BIAS: tl.constexpr, DROPOUT: tl.constexpr, EDGE: tl.constexpr,
     FLOOR: tl.constexpr, MASK_FLOOR: tl.constexpr, BIAS_FLOOR: tl.constexpr, PRECISION: tl.constexpr,
-    D: tl.constexpr, DV: tl.constexpr, BLOCK_M: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr, EVEN: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     """The queries from begin to end. Tiles are transposed: keys along their rows."""
     d = tl.arange(0, D)
@@ -242,31 +244,31 @@ def _key_tiles(
         if MASK != 0:
             wanted = any_left(mask, i, j, inside, mask_row, mask_column, MASK, MASK_FLOOR)
         if wanted:
-            q = _block(q_, row, q_row, d, there, width)
-            z = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+            q = load_rows(q_, row, q_row, d, there, width, EDGE, EVEN)
+            z = dot(k, tl.trans(q), None, PRECISION)
             x, s = modulated(
                 z, i, j, inside, mask, mask_row, mask_column, bias, bias_row, bias_column, coefs, knots, scale,
-                ORDER, MASK, BIAS, EDGE, FLOOR, MASK_FLOOR, BIAS_FLOOR,
+                ORDER, MASK, BIAS, EDGE, MASK_FLOOR, BIAS_FLOOR,
             )  # fmt: skip
-            lse = _log_sums(stats + row, plane, there)
-            p = tl.exp2(s * LOG2_E - lse[None, :])
-            grad = _block(grad_, row, g_row, dv_, there, value_width)
-            dp = tl.dot(v, tl.trans(grad), input_precision=PRECISION)
+            lse = tl.load(delta_ + plane + row, mask=there, other=float("inf"))
+            p = tl.exp2(s * (LOG2_E * REACH) - lse[None, :])
+            grad = load_rows(grad_, row, g_row, dv_, there, value_width, EDGE, EVEN)
+            dp = dot(v, tl.trans(grad), None, PRECISION)
             dropped = p
             if DROPOUT:
                 factor = tl.where(kept(seed, head, i, j, below), kept_scale, 0.0)
                 dropped = p * factor
                 dp = dp * factor
-            dv = tl.dot(dropped.to(grad.dtype), grad, dv, input_precision=PRECISION)
+            dv = dot(narrow(dropped, grad.dtype), grad, dv, PRECISION)
             minus = tl.load(delta_ + row, mask=there, other=0.0)
             dx = p * (dp - minus[None, :]) * slope(x, coefs, knots, ORDER)
-            dk = tl.dot(dx.to(q.dtype), q, dk, input_precision=PRECISION)
+            dk = dot(narrow(dx, q.dtype), q, dk, PRECISION)
     return dk, dv
 
 
 @triton.jit
 def of_key(
-    grad_, q_, k_, v_, coefs_, knots_, mask_, bias_, query_starts, key_starts, seed_, stats, delta_, dk_, dv_,
+    grad_, q_, k_, v_, coefs_, knots_, mask_, bias_, query_starts, key_starts, seed_, delta_, dk_, dv_,
     heads, group, queries, keys, width, value_width, sequences,
     g_batch, g_head, g_row, q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
     dk_batch, dk_head, dk_row, dv_batch, dv_head, dv_row,
@@ -275,7 +277,7 @@ def of_key(
     ORDER: tl.constexpr, SETS: tl.constexpr, MASK: tl.constexpr, BIAS: tl.constexpr, CAUSAL: tl.constexpr,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, DROPOUT: tl.constexpr, VARLEN: tl.constexpr,
     FLOOR: tl.constexpr, MASK_FLOOR: tl.constexpr, BIAS_FLOOR: tl.constexpr,
-    PRECISION: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, EVEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The gradients of a block of keys and values."""
     tile = tl.program_id(0)
@@ -304,16 +306,16 @@ def of_key(
         dv_ += b64 * dv_batch
         mask_ += b64 * mask_batch
         bias_ += b64 * bias_batch
-        stats += b64 * stats_batch
         delta_ += b64 * stats_batch
     column = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     there = column < keys
     d = tl.arange(0, D)
     dv = tl.arange(0, DV)
-    k = _block(k_ + key_head64 * k_head, first_key + column, k_row, d, there, width)
-    v = _block(v_ + key_head64 * v_head, first_key + column, v_row, dv, there, value_width)
+    k = load_rows(k_ + key_head64 * k_head, first_key + column, k_row, d, there, width, True, EVEN)
+    v = load_rows(v_ + key_head64 * v_head, first_key + column, v_row, dv, there, value_width, True, EVEN)
     seed = tl.load(seed_).to(tl.uint64, bitcast=True) if DROPOUT else 0
 
+    unit_scale = scale * UNIT
     first, last = band(queries, keys, left, right, CAUSAL, LEFT, RIGHT)
     low, high = tile * BLOCK_N, min(tile * BLOCK_N + BLOCK_N, keys) - 1
     # queries that see any of these keys, and those that see all of them
@@ -331,44 +333,42 @@ def of_key(
         head = key_head * group + member
         head64 = head.to(tl.int64)
         set_at = head * (2 * ORDER) if SETS else 0
-        coefs = load_params(coefs_ + set_at, ORDER, tl.float32)
-        knots = load_params(knots_ + set_at, ORDER, tl.float32)
+        coefs, knots = load_curve(coefs_, knots_, set_at, ORDER)
         q_at = q_ + head64 * q_head + first_query64 * q_row
         grad_at = grad_ + head64 * g_head + first_query64 * g_row
-        stats_at = stats + head64 * stats_head + first_query
         delta_at = delta_ + head64 * stats_head + first_query
         mask = mask_ + head64 * mask_head
         bias = bias_ + head64 * bias_head
         if RIGHT or CAUSAL or MASK != 0 or BIAS:
             grad_k, grad_v = _key_tiles(
-                grad_k, grad_v, start, min(full_start, stop), k, v, q_at, q_row, grad_at, g_row, stats_at, plane,
-                delta_at, j, queries, keys, first, last, width, value_width, mask, mask_row, mask_column, bias,
-                bias_row, bias_column, coefs, knots, scale, seed, b * heads + head, below, kept_scale,
-                ORDER, MASK, BIAS, DROPOUT, True, FLOOR, MASK_FLOOR, BIAS_FLOOR, PRECISION, D, DV, BLOCK_M,
+                grad_k, grad_v, start, min(full_start, stop), k, v, q_at, q_row, grad_at, g_row, delta_at, plane,
+                j, queries, keys, first, last, width, value_width, mask, mask_row, mask_column, bias,
+                bias_row, bias_column, coefs, knots, unit_scale, seed, b * heads + head, below, kept_scale,
+                ORDER, MASK, BIAS, DROPOUT, True, FLOOR, MASK_FLOOR, BIAS_FLOOR, PRECISION, D, DV, EVEN, BLOCK_M,
             )  # fmt: skip
         if not (MASK != 0 or BIAS):
             grad_k, grad_v = _key_tiles(
-                grad_k, grad_v, full_start, full_stop, k, v, q_at, q_row, grad_at, g_row, stats_at, plane,
-                delta_at, j, queries, keys, first, last, width, value_width, mask, mask_row, mask_column, bias,
-                bias_row, bias_column, coefs, knots, scale, seed, b * heads + head, below, kept_scale,
-                ORDER, MASK, BIAS, DROPOUT, False, FLOOR, MASK_FLOOR, BIAS_FLOOR, PRECISION, D, DV, BLOCK_M,
+                grad_k, grad_v, full_start, full_stop, k, v, q_at, q_row, grad_at, g_row, delta_at, plane,
+                j, queries, keys, first, last, width, value_width, mask, mask_row, mask_column, bias,
+                bias_row, bias_column, coefs, knots, unit_scale, seed, b * heads + head, below, kept_scale,
+                ORDER, MASK, BIAS, DROPOUT, False, FLOOR, MASK_FLOOR, BIAS_FLOOR, PRECISION, D, DV, EVEN, BLOCK_M,
             )  # fmt: skip
             grad_k, grad_v = _key_tiles(
-                grad_k, grad_v, full_stop, stop, k, v, q_at, q_row, grad_at, g_row, stats_at, plane,
-                delta_at, j, queries, keys, first, last, width, value_width, mask, mask_row, mask_column, bias,
-                bias_row, bias_column, coefs, knots, scale, seed, b * heads + head, below, kept_scale,
-                ORDER, MASK, BIAS, DROPOUT, True, FLOOR, MASK_FLOOR, BIAS_FLOOR, PRECISION, D, DV, BLOCK_M,
+                grad_k, grad_v, full_stop, stop, k, v, q_at, q_row, grad_at, g_row, delta_at, plane,
+                j, queries, keys, first, last, width, value_width, mask, mask_row, mask_column, bias,
+                bias_row, bias_column, coefs, knots, unit_scale, seed, b * heads + head, below, kept_scale,
+                ORDER, MASK, BIAS, DROPOUT, True, FLOOR, MASK_FLOOR, BIAS_FLOOR, PRECISION, D, DV, EVEN, BLOCK_M,
             )  # fmt: skip
     at = (first_key + column).to(tl.int64)[:, None]
     pointers = dk_ + key_head64 * dk_head + at * dk_row + d[None, :]
-    tl.store(pointers, (grad_k * scale).to(dk_.dtype.element_ty), mask=there[:, None] & (d < width)[None, :])
+    tl.store(pointers, narrow(grad_k * scale, dk_.dtype.element_ty), mask=there[:, None] & (d < width)[None, :])
     pointers = dv_ + key_head64 * dv_head + at * dv_row + dv[None, :]
-    tl.store(pointers, grad_v.to(dv_.dtype.element_ty), mask=there[:, None] & (dv < value_width)[None, :])
+    tl.store(pointers, narrow(grad_v, dv_.dtype.element_ty), mask=there[:, None] & (dv < value_width)[None, :])
 
 
 @triton.jit
 def of_bias(
-    grad_, q_, k_, v_, coefs_, knots_, mask_, bias_, seed_, stats, delta_, out_,
+    grad_, q_, k_, v_, coefs_, knots_, mask_, bias_, seed_, delta_, out_,
     batches, heads, group, queries, keys, width, value_width, shared_batches, shared_heads, query_tiles, key_tiles,
     g_batch, g_head, g_row, q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
     mask_batch, mask_head, mask_row, mask_column, bias_batch, bias_head, bias_row, bias_column,
@@ -376,7 +376,7 @@ def of_bias(
     ORDER: tl.constexpr, SETS: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, DROPOUT: tl.constexpr, SHARED_ROWS: tl.constexpr,
     SHARED_COLUMNS: tl.constexpr, FLOOR: tl.constexpr, MASK_FLOOR: tl.constexpr, BIAS_FLOOR: tl.constexpr,
-    PRECISION: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, EVEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a tile of the bias: sums over the batches, heads, queries and keys that share it."""
     first_query_tile = 0 if SHARED_ROWS else tl.program_id(0)
@@ -386,6 +386,7 @@ def of_bias(
     d = tl.arange(0, D)
     dv = tl.arange(0, DV)
     seed = tl.load(seed_).to(tl.uint64, bitcast=True) if DROPOUT else 0
+    unit_scale = scale * UNIT
     first, last = band(queries, keys, left, right, CAUSAL, LEFT, RIGHT)
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for next_batch in range(shared_batches):
@@ -395,16 +396,15 @@ def of_bias(
             b64, head64 = b.to(tl.int64), head.to(tl.int64)
             key_head = (head // group).to(tl.int64)
             set_at = head * (2 * ORDER) if SETS else 0
-            coefs = load_params(coefs_ + set_at, ORDER, tl.float32)
-            knots = load_params(knots_ + set_at, ORDER, tl.float32)
+            coefs, knots = load_curve(coefs_, knots_, set_at, ORDER)
             for query_tile in range(first_query_tile, first_query_tile + query_tiles):
                 row = query_tile * BLOCK_M + tl.arange(0, BLOCK_M)
                 real = row < queries
-                q = _block(q_ + b64 * q_batch + head64 * q_head, row, q_row, d, real, width)
-                grad = _block(grad_ + b64 * g_batch + head64 * g_head, row, g_row, dv, real, value_width)
+                q = load_rows(q_ + b64 * q_batch + head64 * q_head, row, q_row, d, real, width, True, EVEN)
+                grad = load_rows(grad_ + b64 * g_batch + head64 * g_head, row, g_row, dv, real, value_width, True, EVEN)
                 at = b64 * stats_batch + head64 * stats_head + row
-                lse = _log_sums(stats + at, plane, real)
                 minus = tl.load(delta_ + at, mask=real, other=0.0)
+                lse = tl.load(delta_ + plane + at, mask=real, other=float("inf"))
                 i = row[:, None]
                 for key_tile in range(first_key_tile, first_key_tile + key_tiles):
                     column = key_tile * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -412,16 +412,16 @@ def of_bias(
                     there = column < keys
                     inside = (j >= i + first) & (j < i + last) & (j < keys) & (i < queries)
                     if tl.max(tl.max(inside.to(tl.int32), 1), 0) > 0:
-                        k = _block(k_ + b64 * k_batch + key_head * k_head, column, k_row, d, there, width)
-                        v = _block(v_ + b64 * v_batch + key_head * v_head, column, v_row, dv, there, value_width)
-                        z = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+                        k = load_rows(k_ + b64 * k_batch + key_head * k_head, column, k_row, d, there, width, True, EVEN)
+                        v = load_rows(v_ + b64 * v_batch + key_head * v_head, column, v_row, dv, there, value_width, True, EVEN)
+                        z = dot(q, tl.trans(k), None, PRECISION)
                         x, s = modulated(
                             z, i, j, inside, mask_ + b64 * mask_batch + head64 * mask_head, mask_row, mask_column,
-                            bias_ + b64 * bias_batch + head64 * bias_head, bias_row, bias_column, coefs, knots, scale,
-                            ORDER, MASK, True, True, FLOOR, MASK_FLOOR, BIAS_FLOOR,
+                            bias_ + b64 * bias_batch + head64 * bias_head, bias_row, bias_column, coefs, knots, unit_scale,
+                            ORDER, MASK, True, True, MASK_FLOOR, BIAS_FLOOR,
                         )  # fmt: skip
-                        p = tl.exp2(s * LOG2_E - lse[:, None])
-                        dp = tl.dot(grad, tl.trans(v), input_precision=PRECISION)
+                        p = tl.exp2(s * (LOG2_E * REACH) - lse[:, None])
+                        dp = dot(grad, tl.trans(v), None, PRECISION)
                         if DROPOUT:
                             dp = tl.where(kept(seed, b * heads + head, i, j, below), dp * kept_scale, 0.0)
                         dx = p * (dp - minus[:, None]) * slope(x, coefs, knots, ORDER)

@@ -7,8 +7,19 @@ head (PACK), and several programs share the keys (SPLIT), whose results `merge` 
 import triton
 import triton.language as tl
 
-from multimax.ops.attention.triton.scores import LOG2_E, any_left, band, kept, modulated, sequence_of
-from multimax.ops.jit import load_params
+from multimax.ops.attention.triton.scores import (
+    LOG2_E,
+    REACH,
+    UNIT,
+    any_left,
+    band,
+    kept,
+    load_curve,
+    load_rows,
+    modulated,
+    sequence_of,
+)
+from multimax.ops.jit import dot, narrow
 
 
 @triton.jit
@@ -31,34 +42,23 @@ def _tiles(
         if MASK != 0:
             wanted = any_left(mask, i, j, inside, mask_row, mask_column, MASK, MASK_FLOOR)
         if wanted:
-            k = _rows(k_, column, k_row, d, there, width, EDGE, EVEN)
-            z = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+            k = load_rows(k_, column, k_row, d, there, width, EDGE, EVEN)
+            z = dot(q, tl.trans(k), None, PRECISION)
             _, s = modulated(
                 z, i, j, inside, mask, mask_row, mask_column, bias, bias_row, bias_column, coefs, knots, scale,
-                ORDER, MASK, BIAS, EDGE, FLOOR, MASK_FLOOR, BIAS_FLOOR,
+                ORDER, MASK, BIAS, EDGE, MASK_FLOOR, BIAS_FLOOR,
             )  # fmt: skip
             higher = tl.maximum(top, tl.max(s, 1))
-            base = tl.where(higher == float("-inf"), 0.0, higher) * LOG2_E
-            p = tl.exp2(s * LOG2_E - base[:, None])
-            factor = tl.exp2(top * LOG2_E - base)
+            base = tl.where(higher <= FLOOR * UNIT, 0.0, higher) * (LOG2_E * REACH)  # nothing but masked scores
+            p = tl.exp2(s * (LOG2_E * REACH) - base[:, None])
+            factor = tl.exp2(top * (LOG2_E * REACH) - base)
             total = total * factor + tl.sum(p, 1)
             if DROPOUT:
                 p = tl.where(kept(seed, head, i, j, below), p, 0.0)
-            v = _rows(v_, column, v_row, dv, there, value_width, EDGE, EVEN)
-            acc = tl.dot(p.to(v.dtype), v, acc * factor[:, None], input_precision=PRECISION)
+            v = load_rows(v_, column, v_row, dv, there, value_width, EDGE, EVEN)
+            acc = dot(narrow(p, v.dtype), v, acc * factor[:, None], PRECISION)
             top = higher
     return acc, top, total
-
-
-@triton.jit
-def _rows(at, row, stride, d, there, width, EDGE: tl.constexpr, EVEN: tl.constexpr):
-    """Rows of keys or values, zeros beyond their end."""
-    pointers = at + row[:, None].to(tl.int64) * stride + d[None, :]
-    if EVEN:
-        if EDGE:
-            return tl.load(pointers, mask=there[:, None], other=0.0)
-        return tl.load(pointers)
-    return tl.load(pointers, mask=there[:, None] & (d < width)[None, :], other=0.0)
 
 
 @triton.jit
@@ -136,8 +136,8 @@ def forward(
         set_at = head * (2 * ORDER) if SETS else 0
     if PACK and SETS:  # rows that are not there have no head
         set_at = tl.where(real[:, None], set_at, 0)
-    coefs = load_params(coefs_ + set_at, ORDER, tl.float32)
-    knots = load_params(knots_ + set_at, ORDER, tl.float32)
+    coefs, knots = load_curve(coefs_, knots_, set_at, ORDER)
+    scale = scale * UNIT
     seed = tl.load(seed_).to(tl.uint64, bitcast=True) if DROPOUT else 0
 
     first, last = band(queries, keys, left, right, CAUSAL, LEFT, RIGHT)
@@ -183,6 +183,7 @@ def forward(
 
     if DROPOUT:
         acc = acc * kept_scale
+    top = top * REACH
     stat = row_head.to(tl.int64) * stats_head + first_query + i
     if SPLIT:
         # (splits, rows in stats' order, 2 + DV): the largest, the sum, the output without its norm
@@ -191,23 +192,23 @@ def forward(
         tl.store(home + 1, total, mask=real)
         tl.store(home[:, None] + 2 + dv[None, :], acc, mask=real[:, None])
     else:
-        top = tl.where((top == float("-inf")) & (total == 0), 0.0, top)  # nothing took part
+        top = tl.where(total == 0, 0.0, top)  # nothing took part
         norm = tl.where(total == 0, 0.0, 1.0 / total)
         tl.store(stats + stat, top, mask=real)
         tl.store(stats + plane + stat, total, mask=real)
         acc = acc * norm[:, None]
         home = (row_head.to(tl.int64) * o_head + (first_query + i).to(tl.int64) * o_row)[:, None] + dv[None, :]
         there = real[:, None] & (dv < value_width)[None, :]
-        rounded = acc.to(out_.dtype.element_ty)
+        rounded = narrow(acc, out_.dtype.element_ty)
         tl.store(out_ + home, rounded, mask=there)
         if REST:
-            tl.store(rest_ + home, (acc - rounded.to(tl.float32)).to(rest_.dtype.element_ty), mask=there)
+            tl.store(rest_ + home, narrow(acc - rounded.to(tl.float32), rest_.dtype.element_ty), mask=there)
 
 
 @triton.jit
 def merge(
     parts, out_, rest_, stats, heads, queries, value_width, splits, plane, o_batch, o_head, o_row,
-    REST: tl.constexpr, DV: tl.constexpr,
+    FLOOR: tl.constexpr, REST: tl.constexpr, DV: tl.constexpr,
 ):  # fmt: skip
     """One row of attention from what its parts of the keys gave."""
     row = tl.program_id(0).to(tl.int64)
@@ -215,7 +216,7 @@ def merge(
     top = float("-inf")
     for part in range(splits):
         top = tl.maximum(top, tl.load(parts + (part * plane + row) * (2 + DV)))
-    base = tl.where(top == float("-inf"), 0.0, top)
+    base = tl.where(top <= FLOOR, 0.0, top)
     total = 0.0
     acc = tl.zeros((DV,), tl.float32)
     for part in range(splits):
@@ -223,12 +224,12 @@ def merge(
         factor = tl.exp2((tl.load(at) - base) * LOG2_E)
         total += tl.load(at + 1) * factor
         acc += tl.load(at + 2 + dv) * factor
-    tl.store(stats + row, base)
+    tl.store(stats + row, tl.where(total == 0, 0.0, base))
     tl.store(stats + plane + row, total)
     acc = acc * tl.where(total == 0, 0.0, 1.0 / total)
     b, h, i = row // queries // heads, row // queries % heads, row % queries
     home = b * o_batch + h * o_head + i * o_row + dv
-    rounded = acc.to(out_.dtype.element_ty)
+    rounded = narrow(acc, out_.dtype.element_ty)
     tl.store(out_ + home, rounded, mask=dv < value_width)
     if REST:
-        tl.store(rest_ + home, (acc - rounded.to(tl.float32)).to(rest_.dtype.element_ty), mask=dv < value_width)
+        tl.store(rest_ + home, narrow(acc - rounded.to(tl.float32), rest_.dtype.element_ty), mask=dv < value_width)

@@ -86,6 +86,7 @@ def common(call: AttentionCall, shape: Shape) -> dict[str, Any]:
         "PRECISION": precision(call.query.dtype),
         "D": padded(shape.width),
         "DV": padded(shape.value_width),
+        "EVEN": padded(shape.width) == shape.width and padded(shape.value_width) == shape.value_width,
     }
 
 
@@ -152,7 +153,6 @@ def forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
         out.zero_(), rest.zero_(), stats.zero_()
         return (out, stats, rest) if rows == 0 or shape.keys == 0 else _without_values(call, out, rest)
     options = common(call, shape)
-    options["EVEN"] = options["D"] == shape.width and options["DV"] == shape.value_width
     options |= {"VARLEN": shape.sequences > 0, "REST": with_rest}
     few = shape.queries * shape.group <= FEW and not shape.sequences
     pack = few and shape.group > 1
@@ -162,7 +162,6 @@ def forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     split_keys = shape.keys
     if splits > 1:
         block = SMALL.kwargs["BLOCK_N"]
-        split_keys = -(-shape.keys // splits + block - 1) // block * block
         split_keys = -(-(-(-shape.keys // splits)) // block) * block
         splits = -(-shape.keys // split_keys)
         parts = query.new_empty((splits, rows, 2 + options["DV"]), dtype=torch.float32)
@@ -191,7 +190,7 @@ def forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     if splits > 1:
         gpu.launch(
             forward_kernels.merge, (rows,), parts, out, rest, stats, shape.heads, shape.queries, shape.value_width,
-            splits, rows, *heads_strides(out), REST=with_rest, DV=options["DV"], num_warps=1,
+            splits, rows, *heads_strides(out), FLOOR=options["FLOOR"], REST=with_rest, DV=options["DV"], num_warps=1,
         )  # fmt: skip
     return out, stats, rest
 
@@ -219,9 +218,9 @@ def backward(*args: Any) -> tuple[Tensor, ...]:
     mask, bias, query_starts, key_starts, seed, grad_lse = given(
         call.mask, call.bias, call.query_starts, call.key_starts, call.seed, given_back.grad_lse, instead=query
     )
-    minus = stats.new_empty(rows)
+    minus = stats.new_empty(2, rows)
     gpu.launch(
-        backward_kernels.delta, (-(-rows // 16),), grad, out, rest if rest.numel() else out, grad_lse, minus, rows,
+        backward_kernels.prepare, (-(-rows // 16),), grad, out, rest if rest.numel() else out, grad_lse, stats, minus, rows,
         shape.heads, shape.queries, shape.value_width, *heads_strides(grad), *heads_strides(out),
         REST=rest.numel() > 0, LSE=given_back.grad_lse is not None, DV=options["DV"], BLOCK=16, num_warps=4,
     )  # fmt: skip
@@ -239,7 +238,7 @@ def backward(*args: Any) -> tuple[Tensor, ...]:
     gpu.launch(
         kernel_for("of_query", backward_kernels.of_query, call, shape),
         lambda meta: (tiles_of(shape.queries, shape.sequences, meta["BLOCK_M"]), programs),
-        grad, grad_lse, query, key, value, coefs, knots, mask, bias, query_starts, key_starts, seed, stats, minus,
+        grad, grad_lse, query, key, value, coefs, knots, mask, bias, query_starts, key_starts, seed, minus,
         of_query, sums, *sizes, shape.sequences, tiles, *strides, *heads_strides(of_query), *masks, *where,
         *numbers(call), PARAMS=given_back.params_grad, LSE=given_back.grad_lse is not None, **varlen, **options,
     )  # fmt: skip
@@ -249,12 +248,12 @@ def backward(*args: Any) -> tuple[Tensor, ...]:
             tiles_of(shape.keys, shape.sequences, meta["BLOCK_N"]),
             shape.batches * shape.heads // shape.group,
         ),
-        grad, query, key, value, coefs, knots, mask, bias, query_starts, key_starts, seed, stats, minus, of_key,
+        grad, query, key, value, coefs, knots, mask, bias, query_starts, key_starts, seed, minus, of_key,
         of_value, *sizes, shape.sequences, *strides, *heads_strides(of_key), *heads_strides(of_value), *masks, *where,
         *numbers(call), **varlen, **options,
     )  # fmt: skip
     if of_bias.numel():
-        _of_bias(call, shape, options, (grad, query, key, value, coefs, knots, mask, bias, seed, stats, minus), of_bias)
+        _of_bias(call, shape, options, (grad, query, key, value, coefs, knots, mask, bias, seed, minus), of_bias)
     if given_back.params_grad:
         exact = dtypes.exact_dtype(query.device)
         total = sums.sum(1, dtype=exact)  # (H, order, 2, 2)
@@ -280,7 +279,7 @@ def _of_bias(
         *tensors, of_bias, shape.batches, shape.heads, shape.group, shape.queries, shape.keys, shape.width,
         shape.value_width, shape.batches // batches, shape.heads // heads, query_tiles if shared_rows else 1,
         key_tiles if shared_columns else 1, *strides, *scores_strides(call.mask), *scores_strides(call.bias),
-        *scores_strides(of_bias), shape.heads * shape.queries, shape.queries, tensors[-1].numel(), *numbers(call),
+        *scores_strides(of_bias), shape.heads * shape.queries, shape.queries, tensors[-1].shape[1], *numbers(call),
         SHARED_ROWS=shared_rows, SHARED_COLUMNS=shared_columns, BLOCK_M=block_m, BLOCK_N=block_n, num_warps=4,
         num_stages=1, **{name: value for name, value in options.items() if name != "BIAS"},
     )  # fmt: skip
