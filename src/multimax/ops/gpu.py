@@ -20,6 +20,8 @@ from multimax.ops.operators import LIBRARY
 # ROCm's devices are called cuda too.
 KEYS = {"cuda": "CUDA", "xpu": "XPU"} | ({"cpu": "CPU"} if INTERPRETED else {})
 
+AMD = torch.version.hip is not None
+
 # What a small input's results may differ by from the reference in float64, relative to the largest of them: enough for
 # rounding, far too little for a wrong kernel.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}

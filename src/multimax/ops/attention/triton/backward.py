@@ -14,6 +14,7 @@ from multimax.ops.attention.triton.scores import (
     REACH,
     UNIT,
     any_left,
+    any_of,
     band,
     kept,
     load_curve,
@@ -56,9 +57,9 @@ def prepare(
 
 @triton.jit
 def _folded(t, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Sums along the rows, eight for each: a thread of a tensor core's tile holds every eighth column, and need not
-    ask the others."""
-    return tl.sum(tl.reshape(t, (ROWS, COLUMNS // 8, 8)), 1)
+    """Sums along the rows, four for each: those of columns 2c and 2c + 1 of every eight, which one thread holds in the
+    tiles of tensor cores and need not ask the others for."""
+    return tl.sum(tl.sum(tl.reshape(t, (ROWS, COLUMNS // 8, 4, 2)), 3), 1)
 
 
 @triton.jit
@@ -69,6 +70,7 @@ def _query_tiles(
     ORDER: tl.constexpr, MASK: tl.constexpr, BIAS: tl.constexpr, DROPOUT: tl.constexpr, PARAMS: tl.constexpr,
     EDGE: tl.constexpr, FLOOR: tl.constexpr, MASK_FLOOR: tl.constexpr, BIAS_FLOOR: tl.constexpr,
     PRECISION: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, EVEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    SKIP: tl.constexpr,
 ):  # fmt: skip
     """The keys from begin to end."""
     d = tl.arange(0, D)
@@ -90,20 +92,21 @@ def _query_tiles(
             )  # fmt: skip
             p = tl.exp2(s * (LOG2_E * REACH) - lse[:, None])
             v = load_rows(v_, column, v_row, dv, there, value_width, EDGE, EVEN)
-            dp = dot(grad, tl.trans(v), None, PRECISION)
-            if DROPOUT:
-                dp = tl.where(kept(seed, head, i, j, below), dp * kept_scale, 0.0)
-            ds = p * (dp - minus[:, None])
-            dx = ds * slope(x, coefs, knots, ORDER)
-            dq = dot(narrow(dx, k.dtype), k, dq, PRECISION)
-            if PARAMS:
-                left += _folded(ds, BLOCK_M, BLOCK_N)
-                mean += _folded(p * tl.maximum(x, FLOOR * UNIT), BLOCK_M, BLOCK_N)  # 0 * inf would be NaN
-                terms = param_terms(x, ds, knots, ORDER)
-                more = ()
-                for n in tl.static_range(4 * ORDER):
-                    more = more + (parts[n] + _folded(terms[n], BLOCK_M, BLOCK_N),)
-                parts = more
+            if not SKIP or any_of(tl.sum(p, 1) != 0):  # if all weights are 0, so are the gradients
+                dp = dot(grad, tl.trans(v), None, PRECISION)
+                if DROPOUT:
+                    dp = tl.where(kept(seed, head, i, j, below), dp * kept_scale, 0.0)
+                ds = p * (dp - minus[:, None])
+                dx = ds * slope(x, coefs, knots, ORDER)
+                dq = dot(narrow(dx, k.dtype), k, dq, PRECISION)
+                if PARAMS:
+                    left += _folded(ds, BLOCK_M, BLOCK_N)
+                    mean += _folded(p * tl.maximum(x, FLOOR * UNIT), BLOCK_M, BLOCK_N)  # 0 * inf would be NaN
+                    terms = param_terms(x, ds, knots, ORDER)
+                    more = ()
+                    for n in tl.static_range(4 * ORDER):
+                        more = more + (parts[n] + _folded(terms[n], BLOCK_M, BLOCK_N),)
+                    parts = more
     return dq, parts, left, mean
 
 
@@ -119,6 +122,7 @@ def of_query(
     LEFT: tl.constexpr, RIGHT: tl.constexpr, DROPOUT: tl.constexpr, VARLEN: tl.constexpr, PARAMS: tl.constexpr,
     LSE: tl.constexpr, FLOOR: tl.constexpr, MASK_FLOOR: tl.constexpr, BIAS_FLOOR: tl.constexpr,
     PRECISION: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, EVEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    SKIP: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a block of queries, and its share of the parameters' gradients."""
     tile = tl.program_id(0)
@@ -180,11 +184,11 @@ def of_query(
         full_start = max(start, stop)
         full_stop = full_start
     dq = tl.zeros((BLOCK_M, D), tl.float32)
-    much = tl.zeros((BLOCK_M, 8), tl.float32)
-    mean = tl.zeros((BLOCK_M, 8), tl.float32)
+    much = tl.zeros((BLOCK_M, 4), tl.float32)
+    mean = tl.zeros((BLOCK_M, 4), tl.float32)
     parts = ()
     for _ in tl.static_range(4 * ORDER):
-        parts = parts + (tl.zeros((BLOCK_M, 8), tl.float32),)
+        parts = parts + (tl.zeros((BLOCK_M, 4), tl.float32),)
     i = tl.where(real, row, 0x40000000)[:, None]  # rows that are not there see no key at an edge
     if LEFT or MASK != 0 or BIAS:
         dq, parts, much, mean = _query_tiles(
@@ -192,6 +196,7 @@ def of_query(
             first, last, width, value_width, mask_, mask_row, mask_column, bias_, bias_row, bias_column, coefs, knots,
             unit_scale, seed, b * heads + head, below, kept_scale,
             ORDER, MASK, BIAS, DROPOUT, PARAMS, True, FLOOR, MASK_FLOOR, BIAS_FLOOR, PRECISION, D, DV, EVEN, BLOCK_M, BLOCK_N,
+            SKIP,
         )  # fmt: skip
     if not (MASK != 0 or BIAS):
         dq, parts, much, mean = _query_tiles(
@@ -199,12 +204,14 @@ def of_query(
             first, last, width, value_width, mask_, mask_row, mask_column, bias_, bias_row, bias_column, coefs, knots,
             unit_scale, seed, b * heads + head, below, kept_scale,
             ORDER, MASK, BIAS, DROPOUT, PARAMS, False, FLOOR, MASK_FLOOR, BIAS_FLOOR, PRECISION, D, DV, EVEN, BLOCK_M, BLOCK_N,
+            SKIP,
         )  # fmt: skip
         dq, parts, much, mean = _query_tiles(
             dq, parts, much, mean, full_stop, stop, q, grad, lse, minus, k_, k_row, v_, v_row, i, keys,
             first, last, width, value_width, mask_, mask_row, mask_column, bias_, bias_row, bias_column, coefs, knots,
             unit_scale, seed, b * heads + head, below, kept_scale,
             ORDER, MASK, BIAS, DROPOUT, PARAMS, True, FLOOR, MASK_FLOOR, BIAS_FLOOR, PRECISION, D, DV, EVEN, BLOCK_M, BLOCK_N,
+            SKIP,
         )  # fmt: skip
     there = real[:, None] & (d < width)[None, :]
     pointers = dq_ + head64 * d_head + (first_query + row).to(tl.int64)[:, None] * d_row + d[None, :]
@@ -230,7 +237,7 @@ def _key_tiles(
     below, kept_scale,
     ORDER: tl.constexpr, MASK: tl.constexpr, BIAS: tl.constexpr, DROPOUT: tl.constexpr, EDGE: tl.constexpr,
     FLOOR: tl.constexpr, MASK_FLOOR: tl.constexpr, BIAS_FLOOR: tl.constexpr, PRECISION: tl.constexpr,
-    D: tl.constexpr, DV: tl.constexpr, EVEN: tl.constexpr, BLOCK_M: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr, EVEN: tl.constexpr, BLOCK_M: tl.constexpr, SKIP: tl.constexpr,
 ):  # fmt: skip
     """The queries from begin to end. Tiles are transposed: keys along their rows."""
     d = tl.arange(0, D)
@@ -253,16 +260,17 @@ def _key_tiles(
             lse = tl.load(delta_ + plane + row, mask=there, other=float("inf"))
             p = tl.exp2(s * (LOG2_E * REACH) - lse[None, :])
             grad = load_rows(grad_, row, g_row, dv_, there, value_width, EDGE, EVEN)
-            dp = dot(v, tl.trans(grad), None, PRECISION)
-            dropped = p
-            if DROPOUT:
-                factor = tl.where(kept(seed, head, i, j, below), kept_scale, 0.0)
-                dropped = p * factor
-                dp = dp * factor
-            dv = dot(narrow(dropped, grad.dtype), grad, dv, PRECISION)
             minus = tl.load(delta_ + row, mask=there, other=0.0)
-            dx = p * (dp - minus[None, :]) * slope(x, coefs, knots, ORDER)
-            dk = dot(narrow(dx, q.dtype), q, dk, PRECISION)
+            if not SKIP or any_of(tl.sum(p, 1) != 0):
+                dp = dot(v, tl.trans(grad), None, PRECISION)
+                dropped = p
+                if DROPOUT:
+                    factor = tl.where(kept(seed, head, i, j, below), kept_scale, 0.0)
+                    dropped = p * factor
+                    dp = dp * factor
+                dv = dot(narrow(dropped, grad.dtype), grad, dv, PRECISION)
+                dx = p * (dp - minus[None, :]) * slope(x, coefs, knots, ORDER)
+                dk = dot(narrow(dx, q.dtype), q, dk, PRECISION)
     return dk, dv
 
 
@@ -278,6 +286,7 @@ def of_key(
     LEFT: tl.constexpr, RIGHT: tl.constexpr, DROPOUT: tl.constexpr, VARLEN: tl.constexpr,
     FLOOR: tl.constexpr, MASK_FLOOR: tl.constexpr, BIAS_FLOOR: tl.constexpr,
     PRECISION: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, EVEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    SKIP: tl.constexpr,
 ):  # fmt: skip
     """The gradients of a block of keys and values."""
     tile = tl.program_id(0)
@@ -344,20 +353,20 @@ def of_key(
                 grad_k, grad_v, start, min(full_start, stop), k, v, q_at, q_row, grad_at, g_row, delta_at, plane,
                 j, queries, keys, first, last, width, value_width, mask, mask_row, mask_column, bias,
                 bias_row, bias_column, coefs, knots, unit_scale, seed, b * heads + head, below, kept_scale,
-                ORDER, MASK, BIAS, DROPOUT, True, FLOOR, MASK_FLOOR, BIAS_FLOOR, PRECISION, D, DV, EVEN, BLOCK_M,
+                ORDER, MASK, BIAS, DROPOUT, True, FLOOR, MASK_FLOOR, BIAS_FLOOR, PRECISION, D, DV, EVEN, BLOCK_M, SKIP,
             )  # fmt: skip
         if not (MASK != 0 or BIAS):
             grad_k, grad_v = _key_tiles(
                 grad_k, grad_v, full_start, full_stop, k, v, q_at, q_row, grad_at, g_row, delta_at, plane,
                 j, queries, keys, first, last, width, value_width, mask, mask_row, mask_column, bias,
                 bias_row, bias_column, coefs, knots, unit_scale, seed, b * heads + head, below, kept_scale,
-                ORDER, MASK, BIAS, DROPOUT, False, FLOOR, MASK_FLOOR, BIAS_FLOOR, PRECISION, D, DV, EVEN, BLOCK_M,
+                ORDER, MASK, BIAS, DROPOUT, False, FLOOR, MASK_FLOOR, BIAS_FLOOR, PRECISION, D, DV, EVEN, BLOCK_M, SKIP,
             )  # fmt: skip
             grad_k, grad_v = _key_tiles(
                 grad_k, grad_v, full_stop, stop, k, v, q_at, q_row, grad_at, g_row, delta_at, plane,
                 j, queries, keys, first, last, width, value_width, mask, mask_row, mask_column, bias,
                 bias_row, bias_column, coefs, knots, unit_scale, seed, b * heads + head, below, kept_scale,
-                ORDER, MASK, BIAS, DROPOUT, True, FLOOR, MASK_FLOOR, BIAS_FLOOR, PRECISION, D, DV, EVEN, BLOCK_M,
+                ORDER, MASK, BIAS, DROPOUT, True, FLOOR, MASK_FLOOR, BIAS_FLOOR, PRECISION, D, DV, EVEN, BLOCK_M, SKIP,
             )  # fmt: skip
     at = (first_key + column).to(tl.int64)[:, None]
     pointers = dk_ + key_head64 * dk_head + at * dk_row + d[None, :]
@@ -411,7 +420,7 @@ def of_bias(
                     j = column[None, :]
                     there = column < keys
                     inside = (j >= i + first) & (j < i + last) & (j < keys) & (i < queries)
-                    if tl.max(tl.max(inside.to(tl.int32), 1), 0) > 0:
+                    if any_of(tl.max(inside.to(tl.int32), 1)):
                         k = load_rows(k_ + b64 * k_batch + key_head * k_head, column, k_row, d, there, width, True, EVEN)
                         v = load_rows(v_ + b64 * v_batch + key_head * v_head, column, v_row, dv, there, value_width, True, EVEN)
                         z = dot(q, tl.trans(k), None, PRECISION)

@@ -12,6 +12,7 @@ from multimax.ops.attention.triton.scores import (
     REACH,
     UNIT,
     any_left,
+    any_of,
     band,
     kept,
     load_curve,
@@ -28,7 +29,7 @@ def _tiles(
     mask, mask_row, mask_column, bias, bias_row, bias_column, coefs, knots, scale, seed, head, below,
     ORDER: tl.constexpr, MASK: tl.constexpr, BIAS: tl.constexpr, DROPOUT: tl.constexpr, EDGE: tl.constexpr,
     FLOOR: tl.constexpr, MASK_FLOOR: tl.constexpr, BIAS_FLOOR: tl.constexpr, PRECISION: tl.constexpr,
-    D: tl.constexpr, DV: tl.constexpr, EVEN: tl.constexpr, BLOCK_N: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr, EVEN: tl.constexpr, SKIP: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The keys from begin to end, some of which lie outside of the band if EDGE."""
     d = tl.arange(0, D)
@@ -52,12 +53,14 @@ def _tiles(
             base = tl.where(higher <= FLOOR * UNIT, 0.0, higher) * (LOG2_E * REACH)  # nothing but masked scores
             p = tl.exp2(s * (LOG2_E * REACH) - base[:, None])
             factor = tl.exp2(top * (LOG2_E * REACH) - base)
-            total = total * factor + tl.sum(p, 1)
-            if DROPOUT:
-                p = tl.where(kept(seed, head, i, j, below), p, 0.0)
+            more = tl.sum(p, 1)
             v = load_rows(v_, column, v_row, dv, there, value_width, EDGE, EVEN)
-            acc = dot(narrow(p, v.dtype), v, acc * factor[:, None], PRECISION)
-            top = higher
+            if not SKIP or any_of(more != 0):  # if all weights are 0, nothing changes
+                total = total * factor + more
+                if DROPOUT:
+                    p = tl.where(kept(seed, head, i, j, below), p, 0.0)
+                acc = dot(narrow(p, v.dtype), v, acc * factor[:, None], PRECISION)
+                top = higher
     return acc, top, total
 
 
@@ -72,7 +75,7 @@ def forward(
     LEFT: tl.constexpr, RIGHT: tl.constexpr, DROPOUT: tl.constexpr, VARLEN: tl.constexpr, REST: tl.constexpr,
     PACK: tl.constexpr, SPLIT: tl.constexpr, FLOOR: tl.constexpr, MASK_FLOOR: tl.constexpr, BIAS_FLOOR: tl.constexpr,
     PRECISION: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, EVEN: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SKIP: tl.constexpr,
 ):  # fmt: skip
     """Output, what rounding took from it (REST), and of each row the largest s and the sum of exp(s - largest); of a
     part of the keys, if SPLIT, to `parts` instead."""
@@ -165,20 +168,20 @@ def forward(
             acc, top, total, start, min(full_start, stop), q, k_, k_row, v_, v_row, column_i, keys, first, last,
             width, value_width, mask, mask_row, mask_column, bias, bias_row, bias_column, coefs, knots, scale,
             seed, seed_head, below,
-            ORDER, MASK, BIAS, DROPOUT, True, FLOOR, MASK_FLOOR, BIAS_FLOOR, PRECISION, D, DV, EVEN, BLOCK_N,
+            ORDER, MASK, BIAS, DROPOUT, True, FLOOR, MASK_FLOOR, BIAS_FLOOR, PRECISION, D, DV, EVEN, SKIP, BLOCK_N,
         )  # fmt: skip
     if not (PACK or MASK != 0 or BIAS):
         acc, top, total = _tiles(
             acc, top, total, full_start, full_stop, q, k_, k_row, v_, v_row, column_i, keys, first, last,
             width, value_width, mask, mask_row, mask_column, bias, bias_row, bias_column, coefs, knots, scale,
             seed, seed_head, below,
-            ORDER, MASK, BIAS, DROPOUT, False, FLOOR, MASK_FLOOR, BIAS_FLOOR, PRECISION, D, DV, EVEN, BLOCK_N,
+            ORDER, MASK, BIAS, DROPOUT, False, FLOOR, MASK_FLOOR, BIAS_FLOOR, PRECISION, D, DV, EVEN, SKIP, BLOCK_N,
         )  # fmt: skip
         acc, top, total = _tiles(
             acc, top, total, full_stop, stop, q, k_, k_row, v_, v_row, column_i, keys, first, last,
             width, value_width, mask, mask_row, mask_column, bias, bias_row, bias_column, coefs, knots, scale,
             seed, seed_head, below,
-            ORDER, MASK, BIAS, DROPOUT, True, FLOOR, MASK_FLOOR, BIAS_FLOOR, PRECISION, D, DV, EVEN, BLOCK_N,
+            ORDER, MASK, BIAS, DROPOUT, True, FLOOR, MASK_FLOOR, BIAS_FLOOR, PRECISION, D, DV, EVEN, SKIP, BLOCK_N,
         )  # fmt: skip
 
     if DROPOUT:

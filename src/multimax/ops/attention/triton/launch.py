@@ -63,7 +63,7 @@ def precision(dtype: torch.dtype) -> str:
     """How float32 is multiplied: on tensor cores only as exactly as torch's own products are to be."""
     if dtype != torch.float32:
         return "tf32"  # says nothing about half precision
-    if torch.version.cuda is None and not gpu.INTERPRETED:
+    if gpu.AMD:  # and Intel, which takes no other either
         return "ieee"
     return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
@@ -149,9 +149,8 @@ def forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     with_rest = for_backward and query.dtype != torch.float32
     rest = heads_like(query, shape.queries, shape.value_width) if with_rest else query.new_empty(0)
     rows = stats[0].numel()
-    if rows == 0 or shape.value_width == 0 or shape.keys == 0:
-        out.zero_(), rest.zero_(), stats.zero_()
-        return (out, stats, rest) if rows == 0 or shape.keys == 0 else _without_values(call, out, rest)
+    if rows == 0 or shape.keys == 0:
+        return out.zero_(), stats.zero_(), rest.zero_()
     options = common(call, shape)
     options |= {"VARLEN": shape.sequences > 0, "REST": with_rest}
     few = shape.queries * shape.group <= FEW and not shape.sequences
@@ -210,7 +209,7 @@ def backward(*args: Any) -> tuple[Tensor, ...]:
     bias_size = call.bias.shape if call.bias is not None and given_back.bias_grad else (0,)
     of_bias = query.new_zeros(bias_size, dtype=torch.float32)
     rows = stats[0].numel()
-    if rows == 0 or shape.keys == 0 or shape.width == 0:
+    if rows == 0 or shape.keys == 0:
         of_query.zero_(), of_key.zero_(), of_value.zero_()
         return of_query, of_key, of_value, of_coefs, of_knots, of_bias
     options = common(call, shape)

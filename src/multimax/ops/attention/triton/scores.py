@@ -69,11 +69,17 @@ def kept(seed, head, i, j, below):
 
 
 @triton.jit
+def any_of(rows):
+    """Whether any of some rows has what is asked for."""
+    return tl.max(rows.to(tl.int32), 0) > 0
+
+
+@triton.jit
 def any_left(mask, i, j, there, row, column, MASK: tl.constexpr, MASK_FLOOR: tl.constexpr):
     """Whether a mask leaves anything of a tile; NaN counts."""
     m = tl.load(mask + i * row + j * column, mask=there, other=0)
     on = (m != 0) if MASK == 1 else ((m.to(tl.float32) <= MASK_FLOOR) == 0)
-    return tl.max(tl.max((on & there).to(tl.int32), 1), 0) > 0
+    return any_of(tl.max((on & there).to(tl.int32), 1))
 
 
 @triton.jit
