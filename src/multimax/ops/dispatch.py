@@ -24,7 +24,11 @@ TABLE = {
         "torch": "multimax.ops.loss.plain",
         "reference": "multimax.ops.loss.reference",
     },
-    "entmax": {"cpu": "multimax.ops.entmax.cpu", "reference": "multimax.ops.entmax.reference"},
+    "entmax": {
+        "cpu": "multimax.ops.entmax.cpu",
+        "triton": "multimax.ops.entmax.triton",
+        "reference": "multimax.ops.entmax.reference",
+    },
     "rows": {
         "cpu": "multimax.ops.rows.cpu",
         "triton": "multimax.ops.rows.triton",
