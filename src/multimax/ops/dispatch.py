@@ -21,6 +21,7 @@ TABLE = {
     "attention": {"cpu": "multimax.ops.attention.cpu", "reference": "multimax.ops.attention.reference"},
     "loss": {
         "cpu": "multimax.ops.loss.cpu",
+        "triton": "multimax.ops.loss.triton",
         "torch": "multimax.ops.loss.plain",
         "reference": "multimax.ops.loss.reference",
     },

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import multimax
-from machine import needs_kernels
-from multimax.ops import kernels
-from multimax.ops.loss import chunks, cpu, reference
+from machine import KERNEL, needs_kernels
+from multimax.ops import dispatch, kernels
+from multimax.ops.loss import chunks, reference
 from multimax.ops.loss.call import LinearGrads, LinearLossCall, LossBackwardCall, LossCall
 from multimax.ops.rows import reference as rows_reference
 
@@ -246,7 +246,7 @@ class TestAsGoodAsEager:
             return (losses.sum() / counted).to(x.dtype)
 
         def fused(x: Tensor, coefs: Tensor, knots: Tensor) -> Tensor:
-            return multimax.multimax_cross_entropy(x, target, coefs, knots, label_smoothing=smoothing, impl="cpu")
+            return multimax.multimax_cross_entropy(x, target, coefs, knots, label_smoothing=smoothing, impl=KERNEL)
 
         self.check(
             fused, plain, [torch.randn(rows, classes).to(dtype) * 2, coefs, knots], ["loss", "x", "coefs", "knots"]
@@ -278,7 +278,7 @@ class TestAsGoodAsEager:
             return call
 
         names = ["loss", "input", "weight", "bias", "coefs", "knots"]
-        self.check(run("cpu"), run("reference"), [*(t.to(dtype) for t in tensors), coefs, knots], names)
+        self.check(run(KERNEL), run("reference"), [*(t.to(dtype) for t in tensors), coefs, knots], names)
 
 
 @needs_kernels
@@ -300,7 +300,7 @@ class TestKernels:
                 target[0, classes // 2] = 0
             weight = torch.rand(classes)
             results = []
-            for impl in ("cpu", "torch"):
+            for impl in (KERNEL, "torch"):
                 call = LossCall(x, target, coefs, knots, weight, -100, 0.0, impl, True)
                 rows, saved = chunks.rows_of_logits(call)
                 scale = torch.rand(3, generator=torch.Generator().manual_seed(1)).double()
@@ -322,12 +322,13 @@ class TestKernels:
         x = torch.randn(5, 300)
         coefs, knots = parameters()
         target = make_target("ignored", 5, 300)
-        logits = LossCall(x, target, coefs, knots, None, -100, 0.1, "cpu", False).logits()
-        sums = cpu.sums(logits)
+        logits = LossCall(x, target, coefs, knots, None, -100, 0.1, KERNEL, False).logits()
+        kernel = dispatch.load("loss")[KERNEL]
+        sums = kernel.sums(logits)
         scale = torch.rand(5).double()
         apart, both = torch.empty_like(x), x.clone()
-        one = cpu.gradients(logits, sums[:2], scale, scale, True, apart)
-        two = cpu.gradients(logits._replace(x=both), sums[:2], scale, scale, True, both)
+        one = kernel.gradients(logits, sums[:2], scale, scale, True, apart)
+        two = kernel.gradients(logits._replace(x=both), sums[:2], scale, scale, True, both)
         assert torch.equal(apart, both)
         assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
 
@@ -676,7 +677,7 @@ class TestTraining:
                 return out
 
         h, w = torch.randn(64, 8), torch.randn(997, 8)
-        impl = "torch" if kernels.unavailable else "cpu"
+        impl = "torch" if kernels.unavailable and not kernels.INTERPRETED else KERNEL
         tensors = (h, w, None, torch.randint(997, (64,)), *parameters(), None)
         call = LinearLossCall(*tensors, -100, 0.0, impl, True, 0, 997, "", 16, torch.float32)
         with Watch():
@@ -694,7 +695,7 @@ class TestOperations:
         target = make_target("ignored", 6, 11)
         x, h, w, b = torch.randn(6, 11), torch.randn(6, 3), torch.randn(11, 3), torch.randn(11)
         rows = torch.rand(6)
-        setting = (torch.rand(11), -100, 0.1, "cpu", True)
+        setting = (torch.rand(11), -100, 0.1, KERNEL, True)
         saved = torch.ops.multimax.loss_rows.default(x, target, coefs, knots, *setting)[4]
         linear = (h, w, b, target, coefs, knots, *setting, 0, 11, "", 4, torch.float32)
         return {
@@ -823,7 +824,7 @@ class TestErrors:
     def test_a_path_by_name_runs_or_raises(self) -> None:
         x, target = torch.randn(3, 5), torch.softmax(torch.randn(3, 5), -1).requires_grad_()
         with pytest.raises(RuntimeError, match="no gradient to the target"):
-            multimax.multimax_cross_entropy(x, target, *parameters(), impl="cpu")
+            multimax.multimax_cross_entropy(x, target, *parameters(), impl=KERNEL)
         multimax.multimax_cross_entropy(x, target, *parameters()).backward()
         with pytest.raises(RuntimeError, match="impl='torch' cannot run: it gives no gradient"):
             multimax.multimax_cross_entropy(x, target, *parameters(), impl="torch")
