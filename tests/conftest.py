@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from interpreter import round_to_nearest
+from interpreter import large_tiles, patch_once, round_to_nearest
 from machine import ISAS
 from multimax.ops import kernels, probe
 from sharing import pytest_xdist_make_scheduler as pytest_xdist_make_scheduler
@@ -17,6 +17,8 @@ THREADS = 1 if IN_WORKER else min(2, os.cpu_count() or 1)
 PRODUCTS = pytest.StashKey[probe.Products]()
 if kernels.INTERPRETED:
     round_to_nearest()
+    patch_once()
+    large_tiles()
 
 
 def pytest_configure(config: pytest.Config) -> None:

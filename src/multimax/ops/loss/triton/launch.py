@@ -32,9 +32,9 @@ class Tiles(NamedTuple):
 def tiles_of(length: int, order: int) -> Tiles:
     """Tiles for rows of that length: none with less than an entry for each thread, since a thread whose entry is
     another's too might read it when that has been overwritten. The backward carries 4 order sums for each entry."""
-    size = TILE if order <= 2 else TILE // 2
-    block = min(1 << max(length - 1, 0).bit_length(), size)
-    rows = min(size // block, 64)
+    share = 1 if order <= 2 else 2
+    block = min(1 << max(length - 1, 0).bit_length(), PIECE // share)
+    rows = min(TILE // share // block, 64)
     return Tiles(rows, block, max(rows * block // (256 if order <= 2 else 128), 1))
 
 
@@ -101,4 +101,4 @@ def gradients(
     if not params_grad:
         return coefs.new_empty(0, dtype=exact), knots.new_empty(0, dtype=exact)
     of_coefs, of_knots = parts.sum(0, dtype=exact).unbind(-2)
-    return of_coefs, of_knots
+    return of_coefs.contiguous(), of_knots.contiguous()  # processes may add theirs up
