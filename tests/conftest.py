@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from interpreter import large_tiles, patch_once, round_to_nearest
 from machine import ISAS
 from multimax.ops import kernels, probe
 from sharing import pytest_xdist_make_scheduler as pytest_xdist_make_scheduler
@@ -14,6 +15,10 @@ IN_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 # two, or one in each of the processes that pytest-xdist shares the tests between
 THREADS = 1 if IN_WORKER else min(2, os.cpu_count() or 1)
 PRODUCTS = pytest.StashKey[probe.Products]()
+if kernels.INTERPRETED:
+    round_to_nearest()
+    patch_once()
+    large_tiles()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -37,6 +42,9 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 @pytest.fixture(params=ISAS)
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     """Runs a test once for each instruction set."""
+    if kernels.INTERPRETED:
+        yield request.param
+        return
     before = kernels.use_isa()
     yield kernels.use_isa(request.param)
     kernels.use_isa(before)

@@ -438,8 +438,9 @@ def target(value: object, like: Tensor, hard: tuple[int, ...], soft: tuple[int, 
 
 
 def target_values(value: Tensor, classes: int, ignore_index: int) -> None:
-    """Indices below the number of classes, or valid probabilities."""
-    if value.numel() == 0:
+    """Indices below the number of classes, or valid probabilities. On the CPU alone: elsewhere the host would have to
+    wait for the values, and a row with a wrong index has a loss of NaN instead."""
+    if value.numel() == 0 or value.device.type != "cpu":
         return
     if not value.is_floating_point():
         wrong = (value != ignore_index) & ((value < 0) | (value >= classes))

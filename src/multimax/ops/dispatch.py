@@ -25,10 +25,15 @@ TABLE = {
     },
     "loss": {
         "cpu": "multimax.ops.loss.cpu",
+        "triton": "multimax.ops.loss.triton",
         "torch": "multimax.ops.loss.plain",
         "reference": "multimax.ops.loss.reference",
     },
-    "entmax": {"cpu": "multimax.ops.entmax.cpu", "reference": "multimax.ops.entmax.reference"},
+    "entmax": {
+        "cpu": "multimax.ops.entmax.cpu",
+        "triton": "multimax.ops.entmax.triton",
+        "reference": "multimax.ops.entmax.reference",
+    },
     "rows": {
         "cpu": "multimax.ops.rows.cpu",
         "triton": "multimax.ops.rows.triton",

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from multimax.ops import dtypes
 from multimax.ops.kernels import INTERPRETED, Unavailable
 from multimax.ops.operators import LIBRARY
 
@@ -44,7 +45,9 @@ def why_not(device: torch.device, unable: str | None = None) -> str | None:
     if torch.autograd.forward_ad._current_level >= 0:  # torch.func.jvp opens such a level too
         return "it has no forward-mode derivatives; use 'auto'"
     if device.type not in KEYS:
-        hint = "set TRITON_INTERPRET=1 and MULTIMAX_IMPL=triton to interpret the kernels; " if device.type == "cpu" else ""
+        hint = (
+            "set TRITON_INTERPRET=1 and MULTIMAX_IMPL=triton to interpret the kernels; " if device.type == "cpu" else ""
+        )
         return f"the input is on {device}; {hint}use 'auto' or 'reference'"
     return unable or missing()
 
@@ -74,6 +77,12 @@ def launch(kernel: Any, grid: Any, *args: Any, **options: Any) -> None:
     """Launches a kernel, unless there is nothing to do. grid: as Triton takes it."""
     if callable(grid) or all(grid):
         kernel[grid](*args, enable_fp_fusion=True, **options)
+
+
+def wide(dtype: torch.dtype) -> Any:
+    """The dtype that kernels compute in, as Triton calls it."""
+    language = import_module("triton.language")
+    return language.float64 if dtypes.compute_dtype(dtype) == torch.float64 else language.float32
 
 
 def one_of(configs: list[Any], _: dict[str, Any], **__: Any) -> list[Any]:
@@ -138,7 +147,9 @@ def draws(*shapes: tuple[int, ...]) -> list[Tensor]:
     return [torch.randn(shape, generator=generator) for shape in shapes]
 
 
-def gradients(run: Callable[[Any], Any], call: Any, names: tuple[str, ...], grad: Tensor, device: Any) -> dict[str, Tensor]:
+def gradients(
+    run: Callable[[Any], Any], call: Any, names: tuple[str, ...], grad: Tensor, device: Any
+) -> dict[str, Tensor]:
     """An operation's first result and its gradients by those fields of a call, on that device; on the CPU in float64."""
     exact = str(device) == "cpu"
     fields: dict[str, Any] = {}

@@ -5,7 +5,9 @@ import torch
 from torch import Tensor
 
 import multimax
-from machine import needs_kernels
+from machine import KERNEL, needs_kernels
+from multimax.ops import dispatch
+from multimax.ops.loss.call import Logits, Setting
 
 pytestmark = needs_kernels
 
@@ -26,10 +28,13 @@ def call(x: Tensor, target: Tensor, smoothing: float, weighted: bool, out: Tenso
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     weight = torch.linspace(0.5, 2, CLASSES, dtype=wide) if weighted else None
     coefs, knots = torch.tensor([[-0.4, 0.3], [0.1, -0.2]]), torch.tensor([[-0.5, 0.5], [0.0, 1.0]])
-    arguments = (x, target, None, coefs, knots, weight, smoothing, TOTAL, FIRST, IGNORE)
-    sums = torch.ops.multimax.loss_forward(*arguments, True)
+    if weight is not None:
+        weight = torch.nn.functional.pad(weight, (FIRST, TOTAL - FIRST - CLASSES))  # of all classes
+    setting = Setting(weight, IGNORE, smoothing, KERNEL, True, FIRST, TOTAL)
+    logits, kernel = Logits(x, target, coefs, knots, setting), dispatch.load("loss")[KERNEL]
+    sums = kernel.sums(logits)
     scale = torch.ones(ROWS, dtype=torch.float64)
-    return sums, *torch.ops.multimax.loss_backward(*arguments, sums[:2].contiguous(), scale, scale, True, out)
+    return sums, *kernel.gradients(logits, sums[:2], scale, scale, True, out)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -14,6 +14,7 @@ from multimax.ops.layout import contiguous_rows
 from multimax.ops.loss import chunks, reference
 from multimax.ops.loss.autograd import differentiable, reduced_linear_loss
 from multimax.ops.loss.call import LinearLossCall, LossCall, Rows, group_name
+from multimax.ops.loss.sums import is_class
 from multimax.ops.operators import traced
 
 IMPLEMENTATIONS = dispatch.load("loss")
@@ -42,9 +43,9 @@ def _divisor(target: Tensor, weight: Tensor | None, ignore_index: int) -> Tensor
     """What the sum of losses is divided by for their mean, as in torch."""
     if weight is None or target.is_floating_point():
         return _counted(target, ignore_index)
-    ignored = target == ignore_index
+    counted = (target != ignore_index) & is_class(target, weight.shape[0])
     weight = weight.to(dtypes.exact_dtype(weight.device))
-    return torch.where(ignored, 0, weight[torch.where(ignored, 0, target)]).sum()
+    return torch.where(counted, weight[torch.where(counted, target, 0)], 0).sum()
 
 
 def _reduced(rows: Rows, call: LossCall | LinearLossCall, reduction: str, z_loss: float) -> Tensor:

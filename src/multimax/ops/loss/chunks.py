@@ -37,7 +37,7 @@ def rows_of_logits(call: LossCall) -> tuple[Rows, Tensor]:
     """The rows' results, and what the backward needs: (3, R), the first two sums and the mass."""
     logits = call.logits()
     sums = _rows_by(call.impl).sums(logits)
-    rows, mass = rows_of(sums, call.target, logits.setting)
+    rows, mass = rows_of(sums, call.target, logits.setting, call.x.shape[1])
     return rows, torch.stack([sums[TOP], sums[TOTAL], mass])
 
 
@@ -78,13 +78,14 @@ def rows_of_linear(
     """Rows of the loss, and the gradients that are needed, from `upstream`'s gradients of losses and log-sums.
 
     Logits live in one buffer of `chunk` rows: they are made, reduced to sums, overwritten by their gradient, and used
-    for the products that follow from it. Ignored rows are left out of all this. upstream is called with the
-    chunk's rows and log-sums. keep_wide: gradients in the dtype that they are summed in, not in the tensors' dtype.
+    for the products that follow from it. On the CPU ignored rows are left out of all this; elsewhere, where the host
+    would have to wait to know them, they go along and come out as 0. upstream is called with the chunk's rows and
+    log-sums. keep_wide: gradients in the dtype that they are summed in, not in the tensors' dtype.
     """
     setting, dtype, target = call.setting(), call.dtype, call.target
     rows, classes = call.input.shape[0], call.linear_weight.shape[0]
     counted = None
-    if is_indices(target) and bool((target == call.ignore_index).any()):
+    if is_indices(target) and target.device.type == "cpu" and bool((target == call.ignore_index).any()):
         counted = (target != call.ignore_index).nonzero()[:, 0]
     count = rows if counted is None else counted.shape[0]
     projection = call.linear_weight.to(dtype)
@@ -113,7 +114,7 @@ def rows_of_linear(
         sums = implementation.sums(logits)
         if call.group:
             sums = joined(sums, setting)
-        part, mass = rows_of(sums, targets, setting)
+        part, mass = rows_of(sums, targets, setting, call.classes)
         if found is None:
             some = rows if setting.full else 0
             found = Rows(

@@ -42,16 +42,22 @@ def joined(sums: Tensor, setting: Setting) -> Tensor:
     return whole
 
 
-def rows_of(sums: Tensor, target: Tensor, setting: Setting) -> tuple[Rows, Tensor]:
-    """Losses and the other results from the sums, and the total of what each row's loss wants."""
+def is_class(target: Tensor, classes: int) -> Tensor:
+    """Which indices are a class's: not all, if they have not been checked, or for ignored rows."""
+    return (target >= 0) & (target < classes)
+
+
+def rows_of(sums: Tensor, target: Tensor, setting: Setting, classes: int) -> tuple[Rows, Tensor]:
+    """Losses and the other results from the sums, and the total of what each row's loss wants; NaN for an index that
+    is none of that many classes."""
     log_total = sums[TOTAL].log()
     log_sum = sums[TOP] + log_total
     losses, mass = _times(sums[MASS], log_total) - sums[DOT], sums[MASS]
     if is_indices(target):
-        ignored = target == setting.ignore_index
-        share = torch.full_like(log_sum, 1 - setting.smoothing)
+        ignored, known = target == setting.ignore_index, is_class(target, classes)
+        share = torch.where(known, 1 - setting.smoothing, torch.full_like(log_sum, torch.nan))
         if setting.weight is not None:
-            share = share * setting.weight.to(share.dtype)[torch.where(ignored, 0, target)]
+            share = share * setting.weight.to(share.dtype)[torch.where(known, target, 0)]
         absent = sums[SCORE] == -torch.inf
         losses = losses + share * torch.where(absent, torch.inf, (sums[TOP] - sums[SCORE]) + log_total)
         mass = mass + torch.where(absent, 0, share)
