@@ -46,9 +46,10 @@ class Sizes(NamedTuple):
     draws: int
 
 
-FULL = Sizes(40, 197, 20000, 2, 4, 130, 197, 64, 64, 1000, 48, 5)
+FULL = Sizes(40, 197, 20000, 2, 4, 130, 197, 64, 64, 1000, 48, 5)  # on a GPU
+MEDIUM = Sizes(20, 197, 9000, 1, 4, 70, 130, 32, 32, 500, 32, 3)  # the same on a CPU
 QUICK = Sizes(12, 65, 5000, 1, 4, 33, 70, 32, 24, 200, 24, 3)
-TINY = Sizes(3, 37, 300, 1, 2, 9, 37, 16, 8, 60, 16, 3)  # an interpreted kernel takes milliseconds for each program
+TINY = Sizes(3, 37, 300, 1, 2, 9, 37, 16, 8, 60, 16, 2)  # an interpreted kernel takes milliseconds for each program
 
 
 class Draws:
@@ -121,7 +122,9 @@ def small_call(room: str, device: torch.device) -> Any:
     if room == "loss":
         target = torch.zeros(2, dtype=torch.int64, device=device)
         return LossCall(x, target, zero, zero, None, -100, 0.0, "auto", False)
-    return _call({"query": x[None, None], "key": x[None, None], "value": x[None, None], "coefs": zero, "knots": zero}, {})
+    return _call(
+        {"query": x[None, None], "key": x[None, None], "value": x[None, None], "coefs": zero, "knots": zero}, {}
+    )
 
 
 def in_use(room: str, device: torch.device) -> str:
@@ -139,7 +142,11 @@ def _reference(run: Callable[[Values, Options, str], Results]) -> Callable[[Valu
 
 
 def _simple(
-    operation: str, room: str, name: str, draw: Callable[[Draws], Problem], run: Callable[[Values, Options, str], Results]
+    operation: str,
+    room: str,
+    name: str,
+    draw: Callable[[Draws], Problem],
+    run: Callable[[Values, Options, str], Results],
 ) -> Case:
     """A case whose reference is plain PyTorch too."""
     return Case(operation, room, name, draw, run, _reference(run), _reference(run))
@@ -177,7 +184,13 @@ def _rows(sizes: Sizes) -> Iterator[Case]:
         values["x"][draws.below(0.3, *values["x"].shape)] = -torch.inf
         return Problem(values, {})
 
-    common = {"last dim": last, "third order": third_order, "long rows": long, "per head": per_head, "-inf": minus_infinity}
+    common = {
+        "last dim": last,
+        "third order": third_order,
+        "long rows": long,
+        "per head": per_head,
+        "-inf": minus_infinity,
+    }
     for function in (multimax, log_multimax, modulate):
         more = {} if function is modulate else {"middle dim": middle, "mask": masked}
 
@@ -242,13 +255,15 @@ def _named(found: Any) -> Results:
 def _run_attention(values: Values, options: Options, impl: str) -> Results:
     torch.manual_seed(SEED)
     options = {name: option for name, option in options.items() if name != "seed"}
-    return _named(multimax_attention(**values, **options, impl=impl))  # type: ignore[call-overload]
+    arguments: dict[str, Any] = {**values, **options, "impl": impl}
+    return _named(multimax_attention(**arguments))
 
 
 def _run_packed(values: Values, options: Options, impl: str) -> Results:
     torch.manual_seed(SEED)
     options = {name: option for name, option in options.items() if name != "seed"}
-    return _named(multimax_attention_varlen(**values, **options, impl=impl))
+    arguments: dict[str, Any] = {**values, **options, "impl": impl}
+    return _named(multimax_attention_varlen(**arguments))
 
 
 def seeded(options: Options, device: torch.device) -> Options:
@@ -371,12 +386,13 @@ def _packed(sizes: Sizes) -> Iterator[Case]:
         }
         return Problem(values | draws.parameters(), bounds | options)
 
-    for name, options in {
+    kinds: dict[str, Options] = {
         "plain": {},
         "causal, GQA": {"is_causal": True, "enable_gqa": True},
         "sliding window, log-sums": {"window": (9, 0), "return_lse": True},
         "dropout": {"dropout_p": 0.3},
-    }.items():
+    }
+    for name, options in kinds.items():
 
         def make(draws: Draws, options: Options = options) -> Problem:
             return draw(draws, **options)
@@ -417,8 +433,8 @@ def _loss_options(name: str, draws: Draws, sizes: Sizes) -> Options:
 
 def _losses(sizes: Sizes) -> Iterator[Case]:
     def run(values: Values, options: Options, impl: str) -> Results:
-        found = multimax_cross_entropy(input=values["logits"], **_without(values, "logits"), **options, impl=impl)
-        return {"loss": found}
+        given = {"input": values["logits"], **_without(values, "logits"), **options}
+        return {"loss": multimax_cross_entropy(**given, impl=impl)}
 
     for name in LOSS_OPTIONS:
 
@@ -490,4 +506,6 @@ def _entmax(sizes: Sizes) -> Iterator[Case]:
         return Problem(middle(draws).values | {"alpha": torch.full((1, 1, sizes.rows), 1.4)}, {"dim": 1})
 
     yield _simple("entmax", "entmax", "entmax, one alpha for several rows", learned_middle, closed(entmax))
-    yield _simple("entmax", "entmax", "entmax, long rows", lambda draws: long(draws)._replace(options={"alpha": 1.7}), closed(entmax))
+    yield _simple(
+        "entmax", "entmax", "entmax, long rows", lambda d: long(d)._replace(options={"alpha": 1.7}), closed(entmax)
+    )
