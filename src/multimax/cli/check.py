@@ -50,6 +50,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 KERNELS = ("cpu", "triton")  # whose results are the same bit by bit; plain PyTorch's are not on every device
 SHOWN = 5  # failures of a line
 THIRD = 3
+COMPARING = 95.0  # seconds for an interpreter, which takes most of a second for some cases
+FLEX_UNTIL = 80.0  # seconds from the start: later there is no time to compile FlexAttention
 
 
 def add(commands: Any) -> None:
@@ -92,12 +94,12 @@ def check(options: argparse.Namespace) -> int:
         if options.interpret:
             impls = ["triton"]
         print("\n".join(_header(device, remedy)), flush=True)
-        outcomes = _compare(device, impls, options.quick)
+        outcomes = _compare(device, impls, options.quick, start)
         lines, failed = _report(outcomes)
         print("\n".join(["", *lines]), flush=True)
         if options.speed and not kernels.INTERPRETED:
             impl = "auto" if options.impl == "all" else options.impl
-            print("\n".join(["", *_speed(device, impl)]), flush=True)
+            print("\n".join(["", *_speed(device, impl, start + FLEX_UNTIL)]), flush=True)
     print(f"\n{'FAILED' if failed else 'ok'}, {time.perf_counter() - start:.0f} seconds")
     return 1 if failed else 0
 
@@ -206,7 +208,7 @@ def _progress(items: Iterable[Any], total: int, what: str) -> Iterator[Any]:
     yield from tqdm(items, total=total, desc=what, leave=False)
 
 
-def _compare(device: torch.device, impls: Sequence[str], quick: bool) -> list[Outcome]:
+def _compare(device: torch.device, impls: Sequence[str], quick: bool, start: float) -> list[Outcome]:
     """All cases in all dtypes."""
     sizes = cases.QUICK if quick else cases.MEDIUM if device.type == "cpu" else cases.FULL
     sizes = cases.TINY if kernels.INTERPRETED else sizes
@@ -219,9 +221,14 @@ def _compare(device: torch.device, impls: Sequence[str], quick: bool) -> list[Ou
                 jobs.append((case, dtype))
     if where.judge != where.device:
         jobs = [(case, dtype) for case, dtype in jobs if dtype != torch.float64]
+    if kernels.INTERPRETED:
+        jobs.sort(key=lambda job: DTYPES.index(job[1]))  # every case in float32 before anything else
     state = torch.get_rng_state()  # dropout is drawn from it
     found = []
     for case, dtype in _progress(jobs, len(jobs), "comparing"):
+        if kernels.INTERPRETED and time.perf_counter() - start > COMPARING:
+            found += [Outcome(case, dtype, impl, not_run="there was no time left for all cases") for impl in impls]
+            continue
         found += compare.compare(case, dtype, impls, where, sizes.draws)
     torch.set_rng_state(state)
     return found
@@ -240,7 +247,9 @@ def _report(outcomes: Sequence[Outcome]) -> tuple[list[str], bool]:
     for outcome in outcomes:
         if outcome.not_run is None:
             groups.setdefault((outcome.case.operation, outcome.impl, outcome.dtype), []).append(outcome)
-    lines = [_line(*key, group) for key, group in groups.items()]
+    order = list(dict.fromkeys(operation for operation, *_ in groups))
+    keys = sorted(groups, key=lambda key: (order.index(key[0]), key[1], DTYPES.index(key[2])))
+    lines = [_line(*key, groups[key]) for key in keys]
     text = [f"{'operation':<12} {'impl':<10} {'dtype':<9} {'cases':>5}  {'repeat':<6}  {'result':<7} worst"]
     text += [line.text for line in lines]
     failures = [failure for line in lines for failure in line.failures]
@@ -299,10 +308,10 @@ def _declined(outcomes: Sequence[Outcome]) -> list[str]:
     return lines
 
 
-def _speed(device: torch.device, impl: str) -> list[str]:
+def _speed(device: torch.device, impl: str, flex_until: float) -> list[str]:
     """The table of times."""
     sizes = speed.ON_CPU if device.type == "cpu" else speed.ON_GPU
-    rows = list(_progress(speed.everything(sizes, device, impl), speed.count(sizes, device), "timing"))
+    rows = list(_progress(speed.everything(sizes, device, impl, flex_until), speed.count(sizes, device), "timing"))
     return [
         f"times of impl={impl!r} in milliseconds, median; torch: softmax by torch's own function",
         *speed.table(rows),

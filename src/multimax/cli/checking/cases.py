@@ -46,7 +46,7 @@ class Sizes(NamedTuple):
     draws: int
 
 
-FULL = Sizes(40, 197, 20000, 2, 4, 130, 197, 64, 64, 1000, 48, 5)  # on a GPU
+FULL = Sizes(40, 197, 20000, 2, 4, 130, 197, 64, 64, 1000, 48, 3)  # on a GPU
 MEDIUM = Sizes(20, 197, 9000, 1, 4, 70, 130, 32, 32, 500, 32, 3)  # the same on a CPU
 QUICK = Sizes(12, 65, 5000, 1, 4, 33, 70, 32, 24, 200, 24, 3)
 TINY = Sizes(3, 37, 300, 1, 2, 9, 37, 16, 8, 60, 16, 2)  # an interpreted kernel takes milliseconds for each program

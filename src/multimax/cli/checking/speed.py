@@ -21,7 +21,6 @@ ROUNDS = 7
 SECONDS = 0.25  # for each function of a row
 TURN = 2e-3  # as long as one turn should take at least: events of a GPU are not exact to less
 OURS, TORCH, FLEX = "multimax", "torch", "flex"
-FLEX_SECONDS = 45.0  # compiling takes most of it; what comes later is left out
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
@@ -154,11 +153,10 @@ def parameters(device: torch.device) -> tuple[Tensor, Tensor]:
     return coefs.to(device).requires_grad_(), knots.to(device).requires_grad_()
 
 
-def attention(sizes: Sizes, device: torch.device, impl: str) -> Iterator[Row]:
-    """Attention against torch's, and on a GPU against FlexAttention."""
+def attention(sizes: Sizes, device: torch.device, impl: str, flex_until: float) -> Iterator[Row]:
+    """Attention against torch's, and on a GPU against FlexAttention, if there is time to compile it."""
     gpu = device.type != "cpu"
     coefs, knots = parameters(device)
-    start = time.perf_counter()
     for dtype, short in DTYPES.items():
         if dtype == torch.float16 and not gpu:
             continue
@@ -176,7 +174,7 @@ def attention(sizes: Sizes, device: torch.device, impl: str) -> Iterator[Row]:
                     return F.scaled_dot_product_attention(query, key, value, is_causal=causal)
 
                 functions = {OURS: ours, TORCH: theirs}
-                if gpu and dtype == torch.bfloat16 and time.perf_counter() - start < FLEX_SECONDS:
+                if gpu and dtype == torch.bfloat16 and time.perf_counter() < flex_until:
                     with suppress(Exception):  # an older torch, or one whose compiler does not work here
                         functions[FLEX] = partial(flex(coefs, knots, shape[2], causal, device), query, key, value)
                 for backward in (False, True):
@@ -229,9 +227,9 @@ def _pass(backward: bool) -> str:
     return "fwd+bwd" if backward else "fwd"
 
 
-def everything(sizes: Sizes, device: torch.device, impl: str) -> Iterator[Row]:
+def everything(sizes: Sizes, device: torch.device, impl: str, flex_until: float) -> Iterator[Row]:
     """All rows, one after the other."""
-    yield from attention(sizes, device, impl)
+    yield from attention(sizes, device, impl, flex_until)
     yield from rows(sizes, device, impl)
     yield from losses(sizes, device, impl)
 
