@@ -18,6 +18,7 @@ MOST_DRAWS = 15  # for a case that fails with fewer: the error of a single draw 
 CANCELLED = 64
 EXACT = 1e-10  # relative, in float64: the judge is no better than the judged
 CANNOT = "cannot run: "
+LONGEST = 300  # characters of an error: torch lists all its backends in one line
 
 
 class Ratio(NamedTuple):
@@ -65,7 +66,7 @@ def place(device: torch.device) -> Place:
 def first_line(error: BaseException) -> str:
     """An error in one line."""
     text = (str(error).strip().splitlines() or [""])[0]
-    return f"{type(error).__name__}: {text}"
+    return f"{type(error).__name__}: {text[:LONGEST]}"
 
 
 def compare(case: Case, dtype: torch.dtype, impls: Iterable[str], where: Place, draws: int) -> list[Outcome]:

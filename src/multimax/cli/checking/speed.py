@@ -91,7 +91,7 @@ def peak(call: Callable[[], object], device: torch.device) -> int | None:
     return torch.cuda.max_memory_allocated(device) - before
 
 
-def _passes(function: Callable[[], Tensor], leaves: list[Tensor], backward: bool) -> Callable[[], object]:
+def passes(function: Callable[[], Tensor], leaves: list[Tensor], backward: bool) -> Callable[[], object]:
     """The forward, or forward and backward to all leaves."""
 
     def forward() -> None:
@@ -99,10 +99,10 @@ def _passes(function: Callable[[], Tensor], leaves: list[Tensor], backward: bool
             function()
 
     def both() -> None:
-        for leaf in leaves:
-            leaf.grad = None
         out = function()
         out.backward(torch.ones_like(out))
+        for leaf in leaves:  # what is left over would count as there before, for the peak of the next call
+            leaf.grad = None
 
     return both if backward else forward
 
@@ -178,7 +178,7 @@ def attention(sizes: Sizes, device: torch.device, impl: str, flex_until: float) 
                     with suppress(Exception):  # an older torch, or one whose compiler does not work here
                         functions[FLEX] = partial(flex(coefs, knots, shape[2], causal, device), query, key, value)
                 for backward in (False, True):
-                    calls = {name: _passes(function, leaves, backward) for name, function in functions.items()}
+                    calls = {name: passes(function, leaves, backward) for name, function in functions.items()}
                     what = f"attention {short} {shape} {'causal' if causal else 'full'} {_pass(backward)}"
                     yield _row(what, calls, device, memory=backward)
 
@@ -197,7 +197,7 @@ def rows(sizes: Sizes, device: torch.device, impl: str) -> Iterator[Row]:
                 return torch.softmax(x, -1)
 
             for backward in (False, True):
-                calls = {OURS: _passes(ours, [x, coefs, knots], backward), TORCH: _passes(theirs, [x], backward)}
+                calls = {OURS: passes(ours, [x, coefs, knots], backward), TORCH: passes(theirs, [x], backward)}
                 yield _row(f"rows {DTYPES[dtype]} {shape} {_pass(backward)}", calls, device, memory=False)
 
 
@@ -217,8 +217,8 @@ def losses(sizes: Sizes, device: torch.device, impl: str) -> Iterator[Row]:
 
             for backward in (False, True):
                 calls = {
-                    OURS: _passes(ours, [x, coefs, knots], backward),
-                    TORCH: _passes(theirs, [x], backward),
+                    OURS: passes(ours, [x, coefs, knots], backward),
+                    TORCH: passes(theirs, [x], backward),
                 }
                 yield _row(f"loss {DTYPES[dtype]} {shape} {_pass(backward)}", calls, device, memory=False)
 
