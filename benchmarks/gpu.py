@@ -30,6 +30,7 @@ from tqdm import tqdm
 
 import multimax
 from multimax.cli.checking import speed
+from multimax.cli.checking.compare import first_line
 
 RESULTS = Path(__file__).parent / "results" / "gpu.json"
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -74,7 +75,7 @@ class Bench:
                 call()
                 memory[name] = speed.peak(call, self.device)
             except Exception as error:
-                failed[name] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+                failed[name] = first_line(error)
                 continue
             calls[name] = call
         times = speed.timed(calls, self.device, self.seconds) if calls else {}
@@ -117,7 +118,7 @@ def attention(bench: Bench, length: int, width: int, dtype: torch.dtype, causal:
         torch._dynamo.reset()  # else the compiler gives up after a few shapes
         functions[FLEX] = partial(speed.flex(*bench.parameters[2], length, causal, bench.device), query, key, value)
     except Exception as error:
-        print(f"FlexAttention is left out: {type(error).__name__}: {error}", file=sys.stderr)
+        print(f"FlexAttention is left out: {first_line(error)}", file=sys.stderr)
     if length <= 4096:
         first = [t.detach()[:1, :1].double() for t in leaves]
         with torch.no_grad():
@@ -267,8 +268,8 @@ def table(run: dict) -> str:
     """A saved run as Markdown: one table for each operation, dtype and pass, with time, ratio and memory."""
     about = run["machine"]
     lines = [
-        f"{about['device']}, torch {about['torch']}, Triton {about['triton']}, {about['date']}. Milliseconds, the ratio to "
-        "the first row, and memory at the peak.",
+        f"{about['device']}, torch {about['torch']}, Triton {about['triton']}, {about['date']}. Milliseconds, the ratio "
+        "to the first row, and memory at the peak.",
         "",
     ]
     for key in dict.fromkeys((row["group"], row["dtype"], row["pass"]) for row in run["rows"]):
