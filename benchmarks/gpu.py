@@ -31,6 +31,7 @@ from tqdm import tqdm
 import multimax
 from multimax.cli.checking import speed
 from multimax.cli.checking.compare import first_line
+from multimax.ops.gpu import guard
 
 RESULTS = Path(__file__).parent / "results" / "gpu.json"
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -115,7 +116,6 @@ def attention(bench: Bench, length: int, width: int, dtype: torch.dtype, causal:
             multimax.multimax_attention, query, key, value, *params, is_causal=causal, impl=bench.impl
         )
     try:
-        torch._dynamo.reset()  # else the compiler gives up after a few shapes
         functions[FLEX] = partial(speed.flex(*bench.parameters[2], length, causal, bench.device), query, key, value)
     except Exception as error:
         print(f"FlexAttention is left out: {first_line(error)}", file=sys.stderr)
@@ -268,8 +268,8 @@ def table(run: dict) -> str:
     """A saved run as Markdown: one table for each operation, dtype and pass, with time, ratio and memory."""
     about = run["machine"]
     lines = [
-        f"{about['device']}, torch {about['torch']}, Triton {about['triton']}, {about['date']}. Milliseconds, the ratio "
-        "to the first row, and memory at the peak.",
+        f"{about['device']}, torch {about['torch']}, Triton {about['triton']}, {about['date']}. Milliseconds, the "
+        "ratio to the first row, and memory at the peak.",
         "",
     ]
     for key in dict.fromkeys((row["group"], row["dtype"], row["pass"]) for row in run["rows"]):
@@ -322,7 +322,8 @@ def main() -> int:
     for case in tqdm(cases(bench, options.quick, options.longest, options.only), unit="case"):
         torch.manual_seed(0)
         try:
-            case()
+            with guard(device):  # events are recorded on the current device
+                case()
         except torch.OutOfMemoryError as error:  # of the inputs themselves
             print(f"left out: {case.args[1:]}: {str(error).splitlines()[0]}", file=sys.stderr)
         options.out.write_text(json.dumps(run, indent=1) + "\n")

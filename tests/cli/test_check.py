@@ -26,6 +26,12 @@ CPU = torch.device("cpu")
 QUICK = ["check", "--device", "cpu", "--quick", "--no-speed"]
 
 
+@pytest.fixture(autouse=True)
+def one_thread(same_start: None) -> None:
+    """Many small operations."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """The smallest sizes, in two dtypes."""

@@ -19,7 +19,7 @@ from multimax.cli.checking import cases, compare, speed
 from multimax.cli.checking.cases import Case
 from multimax.cli.checking.compare import Outcome, Ratio
 from multimax.cli.errors import Refused
-from multimax.ops import dispatch, kernels, probe
+from multimax.ops import dispatch, gpu, kernels, probe
 
 TEXT = """\
 Runs every operation on this machine, compares results and gradients with the formulas in float64, and times it.
@@ -311,7 +311,9 @@ def _declined(outcomes: Sequence[Outcome]) -> list[str]:
 def _speed(device: torch.device, impl: str, flex_until: float) -> list[str]:
     """The table of times."""
     sizes = speed.ON_CPU if device.type == "cpu" else speed.ON_GPU
-    rows = list(_progress(speed.everything(sizes, device, impl, flex_until), speed.count(sizes, device), "timing"))
+    with gpu.guard(device):  # events are recorded on the current device
+        found = speed.everything(sizes, device, impl, flex_until)
+        rows = list(_progress(found, speed.count(sizes, device), "timing"))
     return [
         f"times of impl={impl!r} in milliseconds, median; torch: softmax by torch's own function",
         *speed.table(rows),

@@ -142,6 +142,7 @@ def flex(coefs: Tensor, knots: Tensor, length: int, causal: bool, device: torch.
     mask = None
     if causal:
         mask = create_block_mask(lambda _b, _h, i, j: i >= j, None, None, length, length, device=str(device))
+    torch._dynamo.reset()  # else the compiler gives up after a few shapes
     compiled: Any = torch.compile(flex_attention, dynamic=False)
     score_mod = _sigma(coefs.detach(), knots.detach())
     return lambda query, key, value: compiled(query, key, value, score_mod=score_mod, block_mask=mask)
