@@ -175,3 +175,11 @@ def differs(result: Tensor, judge: Tensor, tolerance: float) -> str | None:
     error = (result - judge).nan_to_num().abs().max().item() if judge.numel() else 0.0
     allowed = tolerance * max(1.0, judge.nan_to_num().abs().max().item() if judge.numel() else 0.0)
     return None if error <= allowed else f"off by {error:.3g}, {allowed:.3g} allowed"
+
+
+def overrule(reason: str) -> bool:
+    """Lets kernels run whose first use failed for that reason, for `multimax check`, which judges every result itself.
+    Returns whether there are such."""
+    keys = [key for key, why in _checked.items() if why == reason]
+    _checked.update(dict.fromkeys(keys))
+    return bool(keys)
