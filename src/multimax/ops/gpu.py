@@ -109,7 +109,6 @@ def broken(operation: str, device: torch.device, dtype: torch.dtype, compare: Co
     return _broken(operation, str(device), dtype, compare)
 
 
-@torch.compiler.assume_constant_result  # while a graph is traced, this runs for real
 def _broken(operation: str, device: str, dtype: torch.dtype, compare: Comparison) -> str | None:
     key = (operation, device, dtype)
     if key not in _checked:
@@ -118,6 +117,10 @@ def _broken(operation: str, device: str, dtype: torch.dtype, compare: Comparison
             return None
         _checked[key] = _first_use(operation, where, dtype, compare)
     return _checked[key]
+
+
+# While a graph is traced, it runs for real: what torch.compiler.assume_constant_result does, which imports the compiler.
+_broken._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _first_use(operation: str, device: torch.device, dtype: torch.dtype, compare: Comparison) -> str | None:

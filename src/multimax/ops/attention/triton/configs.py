@@ -24,19 +24,19 @@ NVIDIA_HALF: Configs = {
     },
     "of_query": {
         64: [_config(64, 32, 4, 1), _config(64, 16, 4, 2, skip=True)],
-        128: [_config(64, 16, 4, 1)],
-        256: [_config(32, 16, 8, 1)],
+        128: [_config(32, 32, 4, 1)],
+        256: [_config(16, 16, 4, 1)],
     },
     "of_key": {
         64: [_config(32, 64, 4, 2), _config(32, 128, 8, 2), _config(32, 32, 4, 2, skip=True)],
-        128: [_config(32, 64, 8, 1)],
-        256: [_config(16, 32, 8, 1)],
+        128: [_config(32, 32, 4, 1)],
+        256: [_config(16, 16, 4, 1)],
     },
 }
 NVIDIA_SINGLE: Configs = {
-    "forward": {64: [_config(64, 32, 4, 2)], 128: [_config(64, 32, 8, 1)], 256: [_config(16, 16, 4, 1)]},
-    "of_query": {64: [_config(32, 16, 4, 1)], 128: [_config(32, 16, 4, 1)], 256: [_config(16, 16, 8, 1)]},
-    "of_key": {64: [_config(16, 32, 4, 1)], 128: [_config(16, 32, 8, 1)], 256: [_config(16, 16, 8, 1)]},
+    "forward": {64: [_config(32, 32, 4, 2)], 128: [_config(16, 32, 4, 1)], 256: [_config(16, 16, 8, 1)]},
+    "of_query": {64: [_config(32, 16, 4, 1)], 128: [_config(16, 16, 4, 1)], 256: [_config(16, 16, 8, 1)]},
+    "of_key": {64: [_config(16, 32, 4, 1)], 128: [_config(16, 16, 4, 1)], 256: [_config(16, 16, 8, 1)]},
 }
 AMD_HALF: Configs = {
     "forward": {64: [_config(64, 64, 4, 1)], 128: [_config(64, 32, 4, 1)], 256: [_config(32, 32, 4, 1)]},
