@@ -9,7 +9,8 @@ from multimax.ops.attention.call import AttentionCall, unable
 
 __all__ = ["compare", "run", "why_not"]
 
-WIDEST = 256  # entries of a head: a row of keys has to fit a tile
+# entries of a head, at most: wider tiles do not fit the registers
+WIDEST = {torch.float32: 128, torch.bfloat16: 256, torch.float16: 256}
 
 
 def why_not(call: AttentionCall) -> str | None:
@@ -19,8 +20,10 @@ def why_not(call: AttentionCall) -> str | None:
 
 
 def _too_wide(call: AttentionCall) -> str | None:
-    widest = max(call.query.shape[-1], call.value.shape[-1])
-    return f"the attention kernels take heads of at most {WIDEST} entries, got {widest}" if widest > WIDEST else None
+    width, most = max(call.query.shape[-1], call.value.shape[-1]), WIDEST[call.query.dtype]
+    if width <= most:
+        return None
+    return f"the attention kernels take heads of at most {most} entries in {call.query.dtype}, got {width}"
 
 
 def compare(device: torch.device, dtype: torch.dtype) -> list[tuple[str, Tensor, Tensor]]:

@@ -34,9 +34,9 @@ NVIDIA_HALF: Configs = {
     },
 }
 NVIDIA_SINGLE: Configs = {
-    "forward": {64: [_config(32, 32, 4, 2)], 128: [_config(16, 32, 4, 1)], 256: [_config(16, 16, 8, 1)]},
-    "of_query": {64: [_config(32, 16, 4, 1)], 128: [_config(16, 16, 4, 1)], 256: [_config(16, 16, 8, 1)]},
-    "of_key": {64: [_config(16, 32, 4, 1)], 128: [_config(16, 16, 4, 1)], 256: [_config(16, 16, 8, 1)]},
+    "forward": {64: [_config(32, 32, 4, 2)], 128: [_config(16, 32, 4, 1)]},
+    "of_query": {64: [_config(32, 16, 4, 1)], 128: [_config(16, 16, 4, 1)]},
+    "of_key": {64: [_config(16, 32, 4, 1)], 128: [_config(16, 16, 4, 1)]},
 }
 AMD_HALF: Configs = {
     "forward": {64: [_config(64, 64, 4, 1)], 128: [_config(64, 32, 4, 1)], 256: [_config(32, 32, 4, 1)]},
@@ -44,9 +44,9 @@ AMD_HALF: Configs = {
     "of_key": {64: [_config(32, 64, 4, 1)], 128: [_config(16, 64, 4, 1)], 256: [_config(16, 16, 4, 1)]},
 }
 AMD_SINGLE: Configs = {
-    "forward": {64: [_config(32, 32, 4, 1)], 128: [_config(32, 16, 4, 1)], 256: [_config(16, 16, 4, 1)]},
-    "of_query": {64: [_config(16, 16, 4, 1)], 128: [_config(16, 16, 4, 1)], 256: [_config(16, 16, 4, 1)]},
-    "of_key": {64: [_config(16, 16, 4, 1)], 128: [_config(16, 16, 4, 1)], 256: [_config(16, 16, 4, 1)]},
+    "forward": {64: [_config(32, 32, 4, 1)], 128: [_config(32, 16, 4, 1)]},
+    "of_query": {128: [_config(16, 16, 4, 1)]},
+    "of_key": {128: [_config(16, 16, 4, 1)]},
 }
 # The interpreter's time goes by the tile, not by its size.
 INTERPRETED: Configs = {

@@ -269,6 +269,7 @@ def _of_bias(
     """Writes the gradient of the bias."""
     block_m, block_n = 64, 32
     batches, heads, queries, keys = of_bias.shape
+    rows = shape.batches * shape.heads * shape.queries
     shared_rows, shared_columns = queries == 1 != shape.queries, keys == 1 != shape.keys
     query_tiles, key_tiles = -(-shape.queries // block_m), -(-shape.keys // block_n)
     strides = [s for t in tensors[:4] for s in heads_strides(t)]
@@ -278,7 +279,7 @@ def _of_bias(
         *tensors, of_bias, shape.batches, shape.heads, shape.group, shape.queries, shape.keys, shape.width,
         shape.value_width, shape.batches // batches, shape.heads // heads, query_tiles if shared_rows else 1,
         key_tiles if shared_columns else 1, *strides, *scores_strides(call.mask), *scores_strides(call.bias),
-        *scores_strides(of_bias), shape.heads * shape.queries, shape.queries, tensors[-1].shape[1], *numbers(call),
+        *scores_strides(of_bias), shape.heads * shape.queries, shape.queries, rows, *numbers(call),
         SHARED_ROWS=shared_rows, SHARED_COLUMNS=shared_columns, BLOCK_M=block_m, BLOCK_N=block_n, num_warps=4,
         num_stages=1, **{name: value for name, value in options.items() if name != "BIAS"},
     )  # fmt: skip
