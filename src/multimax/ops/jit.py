@@ -43,8 +43,8 @@ def load_params(at, ORDER: tl.constexpr, dtype: tl.constexpr):
 
 @triton.jit
 def relu(x):
-    """max(x, 0); 0 for NaN, which reaches the results by x itself."""
-    return tl.maximum(x, 0.0)
+    """max(x, 0), NaN where x is NaN."""
+    return tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
