@@ -171,6 +171,27 @@ def test_attention_benchmark_refuses_what_is_wrong(benchmark: Any) -> None:
     assert [row["name"] for row in rows] == [benchmark.TORCH, benchmark.KERNEL]
 
 
+@pytest.mark.skipif(torch.cuda.is_available() or torch.xpu.is_available(), reason="has a GPU")
+def test_gpu_benchmark_needs_one() -> None:
+    done = run(str(ROOT / "benchmarks" / "gpu.py"))
+    assert done.returncode == 1
+    assert done.stderr.startswith("expected a GPU, got none")
+
+
+@pytest.mark.parametrize("benchmark", ["gpu"], indirect=True)
+def test_gpu_benchmark_refuses_what_is_wrong(benchmark: Any) -> None:
+    bench = benchmark.Bench(torch.device("cpu"), "auto", 0.0)
+    benchmark.rows(bench, (16, 33), torch.float32)
+    assert [row["name"] for row in bench.rows] == ["torch.softmax", *benchmark.MULTIMAX] * 2
+    assert bench.rows[0]["ratio"] == 1
+    bench.measure({"group": "none", "shape": [1], "dtype": "float32", "causal": False}, {"none": torch.ones}, [], False)
+    assert bench.rows[-1]["error"].startswith("TypeError: ")
+    shown = benchmark.table({"machine": benchmark.machine(bench.device, "auto"), "rows": bench.rows})
+    assert "| none | - |" in shown
+    with pytest.raises(AssertionError, match="is off by"):
+        benchmark.check("multimax", torch.ones(3), torch.ones(3, dtype=torch.float64) * 2)
+
+
 @needs_kernels
 def test_instruction_set_by_environment() -> None:
     code = "from multimax.ops import kernels; print(kernels.use_isa())"

@@ -7,14 +7,16 @@ import torch
 
 
 def round_to_nearest() -> None:
-    """The interpreter cuts float32 off to bfloat16, where every device rounds to nearest, and makes infinity of some
-    NaN."""
+    """The interpreter cuts float32 off to bfloat16, where every device rounds to nearest, makes infinity of some NaN, and
+    zero of a bfloat16 that is too small to be normal."""
     from triton import language as tl
     from triton.runtime import interpreter
 
     convert = interpreter._convert_float
 
     def rounding(data: Any, source: Any, target: Any, mode: Any) -> Any:
+        if (source, target) == (tl.bfloat16, tl.float32):
+            return np.asarray(data, np.uint16).astype(np.uint32) << 16
         if (source, target) != (tl.float32, tl.bfloat16):
             return convert(data, source, target, mode)
         values = torch.tensor(np.asarray(data, np.float32))

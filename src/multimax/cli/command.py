@@ -6,10 +6,10 @@ import sys
 from collections.abc import Sequence
 
 from multimax import __version__
-from multimax.cli import demo, env, explore, figures, report, sweep, table, train, weights
+from multimax.cli import check, demo, env, explore, figures, report, sweep, table, train, weights
 from multimax.cli.errors import Refused
 
-COMMANDS = (weights, env, figures, demo, train, sweep, table, report, explore)  # in the order of --help
+COMMANDS = (weights, env, check, figures, demo, train, sweep, table, report, explore)  # in the order of --help
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

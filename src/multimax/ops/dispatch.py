@@ -18,7 +18,11 @@ from multimax.ops.operators import recorded
 
 # In the order in which "auto" tries them. The reference comes last, and can run anything.
 TABLE = {
-    "attention": {"cpu": "multimax.ops.attention.cpu", "reference": "multimax.ops.attention.reference"},
+    "attention": {
+        "cpu": "multimax.ops.attention.cpu",
+        "triton": "multimax.ops.attention.triton",
+        "reference": "multimax.ops.attention.reference",
+    },
     "loss": {
         "cpu": "multimax.ops.loss.cpu",
         "triton": "multimax.ops.loss.triton",

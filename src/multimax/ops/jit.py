@@ -7,6 +7,31 @@ in memory. An entry is a number, or a column of numbers where each row has a set
 import triton
 import triton.language as tl
 
+from multimax.ops import kernels
+
+INTERPRETED = tl.constexpr(kernels.INTERPRETED)
+
+
+@triton.jit
+def narrow(x, dtype: tl.constexpr):
+    """float32 rounded to a dtype, to nearest. The interpreter cuts bfloat16 off: there the bits that go are rounded
+    before."""
+    if INTERPRETED:
+        if dtype == tl.bfloat16:
+            bits = x.to(tl.uint32, bitcast=True)
+            bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+            x = tl.where(x == x, bits.to(tl.float32, bitcast=True), x)
+    return x.to(dtype)
+
+
+@triton.jit
+def dot(a, b, acc, PRECISION: tl.constexpr):
+    """acc + a b. The interpreter would multiply bfloat16's bits."""
+    if INTERPRETED:
+        if a.dtype == tl.bfloat16:
+            a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, acc, input_precision=PRECISION)
+
 @triton.jit
 def load_params(at, ORDER: tl.constexpr, dtype: tl.constexpr):
     """One set of coefs or knots, (order, 2) at a pointer, as a tuple."""
@@ -18,8 +43,8 @@ def load_params(at, ORDER: tl.constexpr, dtype: tl.constexpr):
 
 @triton.jit
 def relu(x):
-    """max(x, 0); 0 for NaN, which reaches the results by x itself."""
-    return tl.maximum(x, 0.0)
+    """max(x, 0), NaN where x is NaN."""
+    return tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit

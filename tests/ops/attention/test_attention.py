@@ -13,11 +13,12 @@ from torch import Tensor
 
 import multimax
 from draws import parameters
-from machine import needs_kernels
+from machine import KERNEL, needs_kernels
 from multimax import multimax_attention, multimax_attention_varlen
 from multimax.ops.attention import reference
 
 HALF = (torch.bfloat16, torch.float16)
+DRAWS = 5 if KERNEL == "triton" else 15  # the interpreter takes its time
 LABELS = ("out", "query", "key", "value", "coefs", "knots", "bias")
 
 
@@ -69,7 +70,7 @@ def assert_as_good_as_eager(inputs: list[Tensor], **options: Any) -> None:
     """
     query, value = inputs[0], inputs[2]
     errors: dict[str, list[tuple[float, float]]] = {label: [] for label in LABELS[: len(inputs) + 1]}
-    for draw in range(15):
+    for draw in range(DRAWS):
         grad = torch.randn(*query.shape[:-1], value.shape[-1]).to(query.dtype)
         per_head = inputs[3].shape[0] if inputs[3].ndim == 3 else None
         params = parameters(inputs[3].shape[-2], per_head) if draw else inputs[3:5]
@@ -77,7 +78,7 @@ def assert_as_good_as_eager(inputs: list[Tensor], **options: Any) -> None:
         double = {name: wide(option) for name, option in options.items()}
         exact = run("reference", grad.double(), [v.double() for v in scaled], **double)
         plain = eager(grad, scaled, **options)
-        ours = run("cpu", grad, scaled, **options)
+        ours = run(KERNEL, grad, scaled, **options)
         for label, judge, theirs, result in zip(LABELS, exact, plain, ours, strict=False):
             assert result.dtype == theirs.dtype
             assert result.shape == theirs.shape
@@ -99,7 +100,7 @@ def assert_close_to_reference(inputs: list[Tensor], **options: Any) -> list[Tens
     """The same as the float64 reference up to rounding: for all that is about which entries, not how exactly."""
     grad = torch.randn(*inputs[0].shape[:-1], inputs[2].shape[-1]).to(inputs[0].dtype)
     exact = run("reference", grad.double(), [v.double() for v in inputs], **{k: wide(v) for k, v in options.items()})
-    ours = run("cpu", grad, inputs, **options)
+    ours = run(KERNEL, grad, inputs, **options)
     eps = torch.finfo(inputs[0].dtype).eps
     for label, judge, result in zip(LABELS, exact, ours, strict=False):
         scale = 1 + judge.abs().max().item() if judge.numel() else 0.0
@@ -257,7 +258,7 @@ def test_rows_without_keys_are_zero(isa: str, case: str, dtype: torch.dtype) -> 
     }[case]
     if case in ("window", "causal"):
         empty = torch.arange(80) < 10
-    out, grad_query, *_ = run("cpu", torch.ones_like(inputs[0]), inputs, **options)
+    out, grad_query, *_ = run(KERNEL, torch.ones_like(inputs[0]), inputs, **options)
     assert torch.all(out[:, :, empty] == 0)
     assert torch.all(grad_query[:, :, empty] == 0)
     assert torch.all(out[:, :, ~empty].abs().amax(-1) > 0)
@@ -272,7 +273,7 @@ def test_empty(shape: tuple[int, int, int, int]) -> None:
     b, h, queries, keys = shape
     inputs = make(b=b, h=1, queries=queries, keys=keys)
     inputs[:3] = [t.expand(b, h, *t.shape[2:]) if h != 1 else t for t in (t[:, :h] for t in inputs[:3])]
-    out, *grads = run("cpu", torch.zeros(b, h, queries, 16), inputs)
+    out, *grads = run(KERNEL, torch.zeros(b, h, queries, 16), inputs)
     assert out.shape == (b, h, queries, 16)
     assert torch.all(out == 0)
     assert all(torch.all(grad == 0) for grad in grads)
@@ -282,7 +283,7 @@ def test_empty(shape: tuple[int, int, int, int]) -> None:
 def test_nan_shows_in_its_row_alone(isa: str) -> None:
     inputs = make(b=1, h=1, queries=60, keys=300)
     inputs[0][0, 0, 7] = torch.nan
-    out = multimax_attention(*inputs, impl="cpu")
+    out = multimax_attention(*inputs, impl=KERNEL)
     assert torch.equal(out.isnan().any(-1)[0, 0], torch.arange(60) == 7)
 
 
@@ -292,9 +293,9 @@ def test_nan_is_not_skipped_with_its_tile() -> None:
     query, key, value = torch.ones(1, 1, 5, 4), torch.full((1, 1, 256, 4), -500.0), torch.randn(1, 1, 256, 4)
     key[:, :, :128] = 500.0
     params = torch.zeros(1, 2), torch.zeros(1, 2)
-    assert not multimax_attention(query, key, value, *params, impl="cpu").isnan().any()
+    assert not multimax_attention(query, key, value, *params, impl=KERNEL).isnan().any()
     key[:, :, 200] = torch.nan
-    assert multimax_attention(query, key, value, *params, impl="cpu").isnan().all()
+    assert multimax_attention(query, key, value, *params, impl=KERNEL).isnan().all()
 
 
 @needs_kernels
@@ -312,7 +313,7 @@ def test_tiles_that_cannot_matter_are_not_touched(isa: str, case: str) -> None:
     if case == "far below":
         key[:, :, 256:] = -100.0  # scores of 0 and of -200
     leaves = [t.requires_grad_() for t in (query, key, value, torch.zeros(1, 2), torch.zeros(1, 2))]
-    out = multimax_attention(*leaves, impl="cpu", **options)
+    out = multimax_attention(*leaves, impl=KERNEL, **options)
     assert out.isfinite().all()
     assert all(grad.isfinite().all() for grad in torch.autograd.grad(out.sum(), leaves))
 
@@ -326,8 +327,8 @@ def test_skipped_tiles_change_nothing() -> None:
     key[:, :, 128:] *= 30
     grad = torch.randn(1, 2, 512, 32)
     mixed = torch.randperm(512)
-    one = run("cpu", grad, [query, key, value, coefs, knots])
-    other = run("cpu", grad, [query, key[:, :, mixed], value[:, :, mixed], coefs, knots])
+    one = run(KERNEL, grad, [query, key, value, coefs, knots])
+    other = run(KERNEL, grad, [query, key[:, :, mixed], value[:, :, mixed], coefs, knots])
     for i, (a, b) in enumerate(zip(one, other, strict=True)):
         expected = a[:, :, mixed] if i in (2, 3) else a
         torch.testing.assert_close(b, expected, rtol=1e-4, atol=1e-4 * a.abs().max().item())
@@ -341,7 +342,7 @@ def test_bitwise_equal_repeats(dtype: torch.dtype) -> None:
     results = []
     for threads in (1, 2, 2, 1):
         torch.set_num_threads(threads)
-        results.append(run("cpu", grad, inputs, dropout_p=0.2, is_causal=True))
+        results.append(run(KERNEL, grad, inputs, dropout_p=0.2, is_causal=True))
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
@@ -353,7 +354,7 @@ def test_bitwise_equal_repeats(dtype: torch.dtype) -> None:
 def test_zero_coefs_are_torchs_attention(dtype: torch.dtype, causal: bool, gqa: bool) -> None:
     leaves = [t.requires_grad_() for t in make(queries=100, keys=100, key_heads=2 if gqa else 4, dtype=dtype)[:3]]
     coefs, knots = torch.zeros(2, 2), torch.randn(2, 2)
-    ours = multimax_attention(*leaves, coefs, knots, is_causal=causal, enable_gqa=gqa, impl="cpu")
+    ours = multimax_attention(*leaves, coefs, knots, is_causal=causal, enable_gqa=gqa, impl=KERNEL)
     theirs = F.scaled_dot_product_attention(*leaves, is_causal=causal, enable_gqa=gqa)
     grad = torch.randn(ours.shape).to(dtype)
     eps = 20 * torch.finfo(dtype).eps
@@ -377,11 +378,11 @@ def test_layouts(isa: str) -> None:
     grad = torch.randn(query.shape)
     for layout in layouts.values():
         leaves = [layout(t).detach().requires_grad_() for t in (query, key, value)]
-        out = multimax_attention(*leaves, *params, impl="cpu")
+        out = multimax_attention(*leaves, *params, impl=KERNEL)
         results = [out, *torch.autograd.grad(out, leaves, layout(grad))]
         expected = expected or results
         assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
-    out = multimax_attention(*(layouts["(B, L, H, D)"](t) for t in (query, key, value)), *params, impl="cpu")
+    out = multimax_attention(*(layouts["(B, L, H, D)"](t) for t in (query, key, value)), *params, impl=KERNEL)
     assert out.transpose(1, 2).is_contiguous()  # what a model does next costs no copy
 
 
@@ -389,7 +390,7 @@ def test_layouts(isa: str) -> None:
 def test_expanded_inputs_and_gradients() -> None:
     query, key, value, *params = make(b=3)
     shared = [t[:1].clone().requires_grad_() for t in (key, value)]
-    out = multimax_attention(query, *(t.expand(3, 4, 65, 16) for t in shared), *params, impl="cpu")
+    out = multimax_attention(query, *(t.expand(3, 4, 65, 16) for t in shared), *params, impl=KERNEL)
     exact = multimax_attention(query, *shared, *params, impl="reference")
     for a, b in zip(torch.autograd.grad(out.sum(), shared), torch.autograd.grad(exact.sum(), shared), strict=True):
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
@@ -402,7 +403,7 @@ def test_any_number_of_leading_dims(shape: tuple[int, ...]) -> None:
     params = parameters(heads=3) if len(shape) > 2 else parameters()
     mask = torch.rand(*shape[:-2], 9, 9) < 0.8
     for extra in ({}, {"attn_mask": mask}, {"attn_mask": mask[..., :1, :]}, {"attn_mask": torch.rand(9, 9) < 0.8}):
-        out, lse = multimax_attention(query, key, value, *params, **extra, return_lse=True, impl="cpu")
+        out, lse = multimax_attention(query, key, value, *params, **extra, return_lse=True, impl=KERNEL)
         exact = multimax_attention(query, key, value, *params, **extra, return_lse=True, impl="reference")
         assert out.shape == shape
         assert lse.shape == shape[:-1]
@@ -415,10 +416,10 @@ def test_any_number_of_leading_dims(shape: tuple[int, ...]) -> None:
 def test_log_sums_and_their_gradient(dtype: torch.dtype) -> None:
     values = make(dtype=dtype, queries=50, keys=70)
     results = []
-    for impl, cast in (("cpu", dtype), ("reference", torch.float64)):
+    for impl, cast in ((KERNEL, dtype), ("reference", torch.float64)):
         leaves = [v.to(cast if i < 3 else v.dtype).requires_grad_() for i, v in enumerate(values)]
         out, lse = multimax_attention(*leaves, return_lse=True, is_causal=True, impl=impl)
-        assert lse.dtype == (torch.float32 if impl == "cpu" else torch.float64)
+        assert lse.dtype == (torch.float32 if impl == KERNEL else torch.float64)
         weights = torch.linspace(-1, 1, lse.numel()).reshape(lse.shape)  # rounded to half precision for out
         weights = weights.bfloat16().float() if dtype != torch.float32 else weights
         both = torch.autograd.grad((out * weights[..., None]).sum() + (lse * weights).sum(), leaves, retain_graph=True)
@@ -431,7 +432,7 @@ def test_log_sums_and_their_gradient(dtype: torch.dtype) -> None:
 
 
 @needs_kernels
-@pytest.mark.parametrize("impl", ["cpu", "reference"])
+@pytest.mark.parametrize("impl", [KERNEL, "reference"])
 def test_merged_parts_are_the_whole(impl: str) -> None:
     values = make(keys=100)
     mask = torch.rand(2, 1, 65, 100) < 0.5
@@ -489,7 +490,7 @@ def test_dropout_of_the_kernel_is_the_references(isa: str) -> None:
     query, key = torch.randn(2, 3, 40, 8), torch.randn(2, 3, 90, 8)
     value = torch.eye(90).expand(2, 3, 90, 90)
     outs = []
-    for impl in ("cpu", "reference"):
+    for impl in (KERNEL, "reference"):
         torch.manual_seed(11)
         outs.append(multimax_attention(query, key, value, *parameters(1), dropout_p=0.4, impl=impl) == 0)
     assert torch.equal(*outs)
@@ -513,7 +514,7 @@ def test_packed_sequences(lengths: list[int], dtype: torch.dtype, options: dict[
         *parameters(heads=4),
     ]
     results = []
-    for impl, cast in (("cpu", dtype), ("reference", torch.float64)):
+    for impl, cast in ((KERNEL, dtype), ("reference", torch.float64)):
         leaves = [v.to(cast if i < 3 else v.dtype).requires_grad_() for i, v in enumerate(values)]
         torch.manual_seed(5)
         out, lse = multimax_attention_varlen(
@@ -630,10 +631,10 @@ def test_bad_packed_input(change: dict[str, Any], words: str, impl: str) -> None
 def test_what_the_kernels_cannot_do() -> None:
     inputs = make()
     with pytest.raises(RuntimeError, match="impl='cpu' cannot run: the attention kernels have no float64"):
-        multimax_attention(*(t.double() for t in inputs), impl="cpu")
+        multimax_attention(*(t.double() for t in inputs), impl=KERNEL)
     mask = torch.zeros(65, 65, requires_grad=True)
     with pytest.raises(RuntimeError, match="the attention kernels give no gradient to attn_mask"):
-        multimax_attention(*inputs, attn_mask=mask, impl="cpu")
+        multimax_attention(*inputs, attn_mask=mask, impl=KERNEL)
     multimax_attention(*inputs, attn_mask=mask).sum().backward()  # "auto" takes the reference
     assert mask.grad is not None
 
@@ -793,7 +794,7 @@ def test_activation_checkpointing() -> None:
 @pytest.mark.parametrize("needed", list(itertools.product([False, True], repeat=5))[1:], ids=str)
 def test_gradients_only_where_they_are_wanted(needed: tuple[bool, ...]) -> None:
     values = make(b=1, h=2, queries=20, keys=20)
-    everything = run("cpu", torch.ones(1, 2, 20, 16), values)[1:]
+    everything = run(KERNEL, torch.ones(1, 2, 20, 16), values)[1:]
     leaves = [v.clone().requires_grad_(need) for v, need in zip(values, needed, strict=True)]
     multimax_attention(*leaves).sum().backward()
     for leaf, need, grad in zip(leaves, needed, everything, strict=True):

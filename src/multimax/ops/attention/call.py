@@ -75,6 +75,20 @@ class AttentionBackwardCall(NamedTuple):
         return AttentionCall(*(getattr(self, field) for field in AttentionCall._fields))
 
 
+def unable(call: AttentionCall) -> str | None:
+    """What no kernels have."""
+    if call.query.dtype == torch.float64:
+        return "the attention kernels have no float64"
+    if call.mask is not None:
+        if call.mask.dtype == torch.float64:
+            return "the attention kernels take no float64 attn_mask"
+        if call.mask.requires_grad and torch.is_grad_enabled():
+            return "the attention kernels give no gradient to attn_mask"
+    if call.bias is not None and call.bias.dtype == torch.float64:
+        return "the attention kernels take no float64 score_bias"
+    return None
+
+
 def log_sums(stats: Tensor) -> Tensor:
     """(B, H, Lq), the log of each row's sum, from its largest score and its sum of exp(score - largest)."""
     top, total = stats.unbind(0)
@@ -86,7 +100,7 @@ def heads_inside(like: Tensor) -> bool:
     return like.stride(1) < like.stride(2)
 
 
-def _heads_like(like: Tensor, length: int, width: int) -> Tensor:
+def heads_like(like: Tensor, length: int, width: int) -> Tensor:
     """(B, H, L, D) in the layout of `like`."""
     b, h = like.shape[:2]
     if heads_inside(like):
@@ -99,9 +113,9 @@ def _fake_forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     call = AttentionCall(*fields)
     one_device(*call.tensors())
     query = call.query
-    out = _heads_like(query, query.shape[2], call.value.shape[3])
+    out = heads_like(query, query.shape[2], call.value.shape[3])
     with_rest = for_backward and query.dtype != torch.float32
-    rest = _heads_like(query, query.shape[2], call.value.shape[3]) if with_rest else query.new_empty(0)
+    rest = heads_like(query, query.shape[2], call.value.shape[3]) if with_rest else query.new_empty(0)
     return out, query.new_empty((2, *query.shape[:3]), dtype=torch.float32), rest
 
 
@@ -112,8 +126,8 @@ def _fake_backward(*args: Any) -> tuple[Tensor, ...]:
     bias_size = call.bias.shape if call.bias is not None and call.bias_grad else (0,)
     return (
         call.query.new_empty(call.query.shape),
-        _heads_like(call.key, call.key.shape[2], call.key.shape[3]),
-        _heads_like(call.value, call.value.shape[2], call.value.shape[3]),
+        heads_like(call.key, call.key.shape[2], call.key.shape[3]),
+        heads_like(call.value, call.value.shape[2], call.value.shape[3]),
         call.coefs.new_empty(size),
         call.knots.new_empty(size),
         call.query.new_empty(bias_size, dtype=torch.float32),

@@ -7,7 +7,7 @@ that layouts need no copies. Rows that fit a tile are read once; longer ones in 
 import triton
 import triton.language as tl
 
-from multimax.ops.jit import load_params, param_terms, sigma, slope
+from multimax.ops.jit import load_params, narrow, param_terms, sigma, slope
 
 MULTIMAX = tl.constexpr(0)
 LOG_MULTIMAX = tl.constexpr(1)
@@ -103,7 +103,7 @@ def forward(
             y = tl.where(off, float("-inf"), (s - top[:, None]) - norm[:, None])
         else:
             y = tl.where(off, x, s)
-        tl.store(y_ + y_rows[:, None] + columns[None, :] * y_column, y.to(y_.dtype.element_ty), mask=there)
+        tl.store(y_ + y_rows[:, None] + columns[None, :] * y_column, narrow(y, y_.dtype.element_ty), mask=there)
 
 
 @triton.jit
@@ -181,7 +181,7 @@ def backward(
             ds = p * (ds - dot[:, None]) if KIND == MULTIMAX else ds - p * dot[:, None]
         ds = tl.where(off, 0.0, ds)
         dx = tl.where(off, 0.0, ds * slope(safe, coefs, knots, ORDER))
-        tl.store(out_ + o_rows[:, None] + columns[None, :] * o_column, dx.to(out_.dtype.element_ty), mask=there)
+        tl.store(out_ + o_rows[:, None] + columns[None, :] * o_column, narrow(dx, out_.dtype.element_ty), mask=there)
         if PARAMS:
             terms = param_terms(safe, ds, coefs, knots, ORDER)
             more = ()

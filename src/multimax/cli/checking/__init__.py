@@ -1,0 +1,1 @@
+"""What `multimax check` compares and times."""
