@@ -12,8 +12,8 @@ from multimax.ops import kernels, probe
 from sharing import pytest_xdist_make_scheduler as pytest_xdist_make_scheduler
 
 IN_WORKER = "PYTEST_XDIST_WORKER" in os.environ
-# two, or one in each of the processes that pytest-xdist shares the tests between
-THREADS = 1 if IN_WORKER else min(2, os.cpu_count() or 1)
+# two, or one in each of the processes that pytest-xdist shares the tests between; the interpreter has but one
+THREADS = 1 if IN_WORKER or kernels.INTERPRETED else min(2, os.cpu_count() or 1)
 PRODUCTS = pytest.StashKey[probe.Products]()
 if kernels.INTERPRETED:
     round_to_nearest()
