@@ -9,6 +9,7 @@ import torch
 from interpreter import large_tiles, patch_once, round_to_nearest
 from machine import ISAS
 from multimax.ops import kernels, probe
+from multimax.ops.dispatch import implementation
 from sharing import pytest_xdist_make_scheduler as pytest_xdist_make_scheduler
 
 IN_WORKER = "PYTEST_XDIST_WORKER" in os.environ
@@ -57,5 +58,9 @@ def same_start() -> Iterator[None]:
     torch.set_num_threads(THREADS)
     torch.utils.deterministic.fill_uninitialized_memory = True
     torch.use_deterministic_algorithms(True)
-    yield
+    if kernels.INTERPRETED:  # where "auto" is Triton and nothing else
+        with implementation("auto"):
+            yield
+    else:
+        yield
     torch.use_deterministic_algorithms(False)

@@ -59,7 +59,8 @@ def why_not(device: torch.device, unable: str | None = None) -> str | None:
 
 
 _reason = _load()
-unavailable = None if _reason is None else Unavailable(_reason)
+# nobody has to hear of what they asked for
+unavailable = _reason if _reason is None or INTERPRETED else Unavailable(_reason)
 
 if unavailable is None and os.environ.get(ISA_VARIABLE):
     use_isa(os.environ[ISA_VARIABLE])

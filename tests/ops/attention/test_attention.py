@@ -431,7 +431,9 @@ def test_log_sums_and_their_gradient(dtype: torch.dtype) -> None:
         alone = torch.autograd.grad((lse * weights).sum(), [leaves[0], leaves[1], leaves[3], leaves[4]])
         results.append([lse, *both, *alone])
     for ours, exact in zip(*results, strict=True):
-        eps = 30 * torch.finfo(dtype if ours.ndim == 4 else torch.float32).eps
+        # the Triton kernels round weights to half precision for their products, which parameters' gradients show
+        rounded = ours.ndim == 4 or (INTERPRETED and ours.ndim == 2)
+        eps = 30 * torch.finfo(dtype if rounded else torch.float32).eps
         atol = eps * (1 + exact.abs().max().item()) * (10 if ours.ndim == 2 else 1)
         torch.testing.assert_close(ours.double(), exact.double(), rtol=eps, atol=atol)
 
@@ -635,7 +637,7 @@ def test_bad_packed_input(change: dict[str, Any], words: str, impl: str) -> None
 @needs_kernels
 def test_what_the_kernels_cannot_do() -> None:
     inputs = make()
-    with pytest.raises(RuntimeError, match="impl='cpu' cannot run: the attention kernels have no float64"):
+    with pytest.raises(RuntimeError, match=f"impl='{KERNEL}' cannot run: the attention kernels have no float64"):
         multimax_attention(*(t.double() for t in inputs), impl=KERNEL)
     mask = torch.zeros(65, 65, requires_grad=True)
     with pytest.raises(RuntimeError, match="the attention kernels give no gradient to attn_mask"):
@@ -667,7 +669,7 @@ def test_gradcheck_of_the_reference() -> None:
 def test_double_backward_equals_the_references(bias: bool) -> None:
     values = small(torch.float32)
     seconds = []
-    for impl, cast in (("cpu", torch.float32), ("reference", torch.float64)):
+    for impl, cast in ((KERNEL, torch.float32), ("reference", torch.float64)):
         leaves = [v.detach().to(cast).requires_grad_() for v in values][: 6 if bias else 5]
         options = {"score_bias": leaves[5]} if bias else {}
         torch.manual_seed(1)
@@ -752,7 +754,7 @@ def test_export() -> None:
 def test_func_grad_and_vmap() -> None:
     query, key, value, coefs, knots = make(b=1, queries=20, keys=20)
 
-    def loss(query: Tensor, coefs: Tensor, impl: str = "cpu") -> Tensor:
+    def loss(query: Tensor, coefs: Tensor, impl: str = KERNEL) -> Tensor:
         return multimax_attention(query, key, value, coefs, knots, impl=impl).square().sum()
 
     found = torch.func.grad(loss, argnums=(0, 1))(query, coefs)

@@ -25,7 +25,7 @@ from multimax.ops.jit import dot, narrow
 
 @triton.jit
 def _tiles(
-    acc, top, total, begin, end, q, k_, k_row, v_, v_row, i, keys, first, last, width, value_width,
+    acc, top, total, begin, end, real, q, k_, k_row, v_, v_row, i, keys, first, last, width, value_width,
     mask, mask_row, mask_column, bias, bias_row, bias_column, coefs, knots, scale, seed, head, below,
     ORDER: tl.constexpr, MASK: tl.constexpr, BIAS: tl.constexpr, DROPOUT: tl.constexpr, EDGE: tl.constexpr,
     FLOOR: tl.constexpr, MASK_FLOOR: tl.constexpr, BIAS_FLOOR: tl.constexpr, PRECISION: tl.constexpr,
@@ -55,7 +55,7 @@ def _tiles(
             factor = tl.exp2(top * (LOG2_E * REACH) - base)
             more = tl.sum(p, 1)
             v = load_rows(v_, column, v_row, dv, there, value_width, EDGE, EVEN)
-            if not SKIP or any_of(more != 0):  # if all weights are 0, nothing changes
+            if not SKIP or any_of(real & (more != 0)):  # if all weights are 0, nothing changes
                 total = total * factor + more
                 if DROPOUT:
                     p = tl.where(kept(seed, head, i, j, below), p, 0.0)
@@ -165,20 +165,20 @@ def forward(
     column_i = tl.where(real, i, 0x40000000)[:, None]  # those that are not there see no key at an edge
     if LEFT or PACK or MASK != 0 or BIAS:
         acc, top, total = _tiles(
-            acc, top, total, start, min(full_start, stop), q, k_, k_row, v_, v_row, column_i, keys, first, last,
+            acc, top, total, start, min(full_start, stop), real, q, k_, k_row, v_, v_row, column_i, keys, first, last,
             width, value_width, mask, mask_row, mask_column, bias, bias_row, bias_column, coefs, knots, scale,
             seed, seed_head, below,
             ORDER, MASK, BIAS, DROPOUT, True, FLOOR, MASK_FLOOR, BIAS_FLOOR, PRECISION, D, DV, EVEN, SKIP, BLOCK_N,
         )  # fmt: skip
     if not (PACK or MASK != 0 or BIAS):
         acc, top, total = _tiles(
-            acc, top, total, full_start, full_stop, q, k_, k_row, v_, v_row, column_i, keys, first, last,
+            acc, top, total, full_start, full_stop, real, q, k_, k_row, v_, v_row, column_i, keys, first, last,
             width, value_width, mask, mask_row, mask_column, bias, bias_row, bias_column, coefs, knots, scale,
             seed, seed_head, below,
             ORDER, MASK, BIAS, DROPOUT, False, FLOOR, MASK_FLOOR, BIAS_FLOOR, PRECISION, D, DV, EVEN, SKIP, BLOCK_N,
         )  # fmt: skip
         acc, top, total = _tiles(
-            acc, top, total, full_stop, stop, q, k_, k_row, v_, v_row, column_i, keys, first, last,
+            acc, top, total, full_stop, stop, real, q, k_, k_row, v_, v_row, column_i, keys, first, last,
             width, value_width, mask, mask_row, mask_column, bias, bias_row, bias_column, coefs, knots, scale,
             seed, seed_head, below,
             ORDER, MASK, BIAS, DROPOUT, True, FLOOR, MASK_FLOOR, BIAS_FLOOR, PRECISION, D, DV, EVEN, SKIP, BLOCK_N,
