@@ -229,7 +229,8 @@ def number_above(name: str, value: object, low: float, *, infinite: bool = False
 
 
 def above(name: str, value: object, low: float, x: Tensor, dim: int) -> None:
-    """A number above a bound, or a tensor of such numbers that broadcasts against x, with size 1 along dim."""
+    """A number above a bound, or a tensor of such numbers that broadcasts against x, with size 1 along dim. Its values
+    are checked on the CPU alone: elsewhere the host would have to wait for them."""
     if not isinstance(value, Tensor):
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             raise TypeError(f"multimax: expected {name} to be a number or a tensor, got {type(value).__name__}")
@@ -242,7 +243,8 @@ def above(name: str, value: object, low: float, x: Tensor, dim: int) -> None:
             f"multimax: expected {name} that broadcasts to {tuple(sizes)}, the input's shape with 1 in dim {dim}, "
             f"got {shape(value)}"
         )
-    if not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active():
+    tracing = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    if value.device.type == "cpu" and not tracing:
         wrong = ~((value > low) & (value < float("inf")))
         if wrong.any():
             raise ValueError(f"multimax: expected {name} above {low:g} and finite, got {value[wrong][0].item():g}")
@@ -364,7 +366,8 @@ def window_bounds(window: object) -> tuple[int, int]:
 
 
 def starts(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, query: Tensor, key: Tensor) -> None:
-    """Where packed sequences begin and end, for a query of (1, H, all queries, D) and a key likewise."""
+    """Where packed sequences begin and end, for a query of (1, H, all queries, D) and a key likewise. Their values are
+    checked on the CPU alone: elsewhere the host would have to wait for them."""
     for name, value in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
         if not isinstance(value, Tensor) or value.dtype not in (torch.int32, torch.int64) or value.ndim != 1:
             got = f"{value.dtype} of shape {shape(value)}" if isinstance(value, Tensor) else type(value).__name__
@@ -377,7 +380,8 @@ def starts(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, query: Tensor, key: Tenso
             f"multimax: expected cu_seqlens_k of the shape of cu_seqlens_q, {shape(cu_seqlens_q)}, "
             f"got {shape(cu_seqlens_k)}"
         )
-    if not torch.compiler.is_compiling():  # the kernels check too, but cannot raise Python errors
+    # the kernels check too, but cannot raise Python errors
+    if query.device.type == "cpu" and not torch.compiler.is_compiling():
         rising("cu_seqlens_q", cu_seqlens_q, query.shape[2])
         rising("cu_seqlens_k", cu_seqlens_k, key.shape[2])
 

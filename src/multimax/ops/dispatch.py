@@ -21,6 +21,7 @@ TABLE = {
     "attention": {
         "cpu": "multimax.ops.attention.cpu",
         "triton": "multimax.ops.attention.triton",
+        "torch": "multimax.ops.attention.plain",
         "reference": "multimax.ops.attention.reference",
     },
     "loss": {

@@ -45,6 +45,6 @@ def loss_dtype(x: Tensor) -> torch.dtype:
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     """Products in the dtype of their factors, as the kernels compute them."""
-    if not _has_autocast(device.type):
+    if autocast_dtype(device) is None:
         return nullcontext()
     return torch.autocast(device.type, enabled=False)

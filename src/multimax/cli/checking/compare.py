@@ -76,7 +76,7 @@ def compare(case: Case, dtype: torch.dtype, impls: Iterable[str], where: Place, 
     for impl in impls:
         if impl in ("auto", *dispatch.TABLE[case.room]):
             errors[impl] = {}
-        elif impl in dispatch.NAMES:  # the losses have one more, which others need not have
+        elif impl in dispatch.NAMES:  # some rooms have one more, which others need not have
             found[impl] = Outcome(case, dtype, impl, not_run="there is no such implementation of this operation")
     running = list(errors)
     repeatable: dict[str, bool] = {}

@@ -120,7 +120,8 @@ def multimax_attention(
         scale: factor of the dot products, 1 / sqrt(D) unless given.
         enable_gqa: let H / Hkv consecutive query heads share a key head. Nothing is repeated in memory.
         return_lse: also return the log-sums, for :func:`merge_attention`. They have a gradient.
-        impl: as for :func:`multimax.multimax`. The CPU kernels have no float64 and no gradient for ``attn_mask``.
+        impl: as for :func:`multimax.multimax`. The CPU kernels have no float64 and no gradient for ``attn_mask``. Where
+            there are no kernels for a call, "auto" takes "torch": plain PyTorch, a block of scores at a time.
 
     Returns:
         (..., H, Lq, Dv), and with ``return_lse`` also (..., H, Lq) in float32 (or float64): the log of the sum of
@@ -189,7 +190,8 @@ def multimax_attention_varlen(
         value: (all keys, H, Dv), or (all keys, Hkv, Dv) with ``enable_gqa``.
         coefs: as for :func:`multimax_attention`.
         knots: as for :func:`multimax_attention`.
-        cu_seqlens_q: (B + 1,), int32 or int64, rising from 0 to the total number of queries.
+        cu_seqlens_q: (B + 1,), int32 or int64, rising from 0 to the total number of queries. Values are checked on the
+            CPU alone: on other devices reading them would make the host wait.
         cu_seqlens_k: (B + 1,), likewise for the keys.
         dropout_p: as for :func:`multimax_attention`.
         is_causal: as for :func:`multimax_attention`, in each sequence.

@@ -101,7 +101,8 @@ def entmax(
 
     Args:
         x: input of any shape.
-        alpha: above 1; a number, or a tensor that broadcasts against x, of size 1 along ``dim``, with a gradient.
+        alpha: above 1; a number, or a tensor that broadcasts against x, of size 1 along ``dim``, with a gradient. A
+            tensor's values are checked on the CPU alone: on other devices reading them would make the host wait.
         dim: the dim along which the weights sum to 1.
         mask: True where an entry takes part.
         impl: "auto", "cpu" or "reference".

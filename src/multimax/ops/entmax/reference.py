@@ -110,8 +110,8 @@ def entmax(z: Tensor, masked: Tensor, alpha: Tensor) -> Tensor:
     if z.shape[-1] == 0:
         return u
     alpha = alpha.to(u.dtype)
-    # may not look at values
-    graph = not checks.readable(z) or torch.compiler.is_compiling() or recorded()
+    # may not look at values, or would have to wait for them
+    graph = z.device.type != "cpu" or not checks.readable(z) or torch.compiler.is_compiling() or recorded()
     graph = graph or torch._C._are_functorch_transforms_active()
     empty = masked.all(-1, keepdim=True)
     with torch.no_grad():
