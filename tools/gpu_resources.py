@@ -29,7 +29,12 @@ TARGETS = {
     "sm_100": GPUTarget("cuda", 100, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
-SHARED = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024, "gfx942": 64 * 1024}  # of one program, at most
+SHARED = {
+    "sm_80": 163 * 1024,
+    "sm_90": 227 * 1024,
+    "sm_100": 227 * 1024,
+    "gfx942": 64 * 1024,
+}  # of one program, at most
 BIN = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 TYPES = {
     torch.bool: "i1",

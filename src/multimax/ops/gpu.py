@@ -28,7 +28,6 @@ AMD = torch.version.hip is not None
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
-@torch.compiler.assume_constant_result  # while a graph is traced, this runs for real
 def missing() -> str | None:
     """Why Triton cannot be used at all, or None."""
     return _missing()
@@ -124,8 +123,8 @@ def _broken(operation: str, device: str, dtype: torch.dtype, compare: Comparison
     return _checked[key]
 
 
-# While a graph is traced, it runs for real: what torch.compiler.assume_constant_result does, which imports the compiler.
-_broken._dynamo_marked_constant = True  # type: ignore[attr-defined]
+# While a graph is traced, these run for real: what torch.compiler.assume_constant_result does, which imports the compiler.
+missing._dynamo_marked_constant = _broken._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _first_use(operation: str, device: torch.device, dtype: torch.dtype, compare: Comparison) -> str | None:
@@ -156,19 +155,21 @@ def draws(*shapes: tuple[int, ...]) -> list[Tensor]:
 
 
 def gradients(
-    run: Callable[[Any], Any], call: Any, names: tuple[str, ...], grad: Tensor, device: Any
+    run: Callable[[Any], Any], call: Any, names: tuple[str, ...], grad: Tensor, device: torch.device | None
 ) -> dict[str, Tensor]:
-    """An operation's first result and its gradients by those fields of a call, on that device; on the CPU in float64."""
-    exact = str(device) == "cpu"
+    """An operation's first result and its gradients by those fields of a call, on that device; None for what they should
+    be, which is found on the CPU and in float64."""
+    where = device or torch.device("cpu")
     fields: dict[str, Any] = {}
     for name, value in call._asdict().items():
         if isinstance(value, Tensor):
-            value = value.detach().double() if exact and value.is_floating_point() else value.detach().to(device)
+            value = value.detach().to(where)
+            value = value.double() if device is None and value.is_floating_point() else value
         fields[name] = value.requires_grad_() if name in names and value is not None else value
     with torch.enable_grad():
         result = run(type(call)(**fields))
         result = result if isinstance(result, Tensor) else result[0]
-        upstream = grad.to(device=device, dtype=result.dtype)
+        upstream = grad.to(device=where, dtype=result.dtype)
         found = torch.autograd.grad(result, [fields[name] for name in names], upstream)
     return {"result": result.detach()} | dict(zip(names, found, strict=True))
 

@@ -32,6 +32,7 @@ def dot(a, b, acc, PRECISION: tl.constexpr):
             a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, acc, input_precision=PRECISION)
 
+
 @triton.jit
 def load_params(at, ORDER: tl.constexpr, dtype: tl.constexpr):
     """One set of coefs or knots, (order, 2) at a pointer, as a tuple."""

@@ -10,4 +10,3 @@ __all__ = ["run", "why_not"]
 def why_not(call: AttentionCall) -> str | None:
     """Why the kernels cannot run this call."""
     return kernels.why_not(call.query.device, unable(call))
-

@@ -421,8 +421,12 @@ def of_bias(
                     there = column < keys
                     inside = (j >= i + first) & (j < i + last) & (j < keys) & (i < queries)
                     if any_of(tl.max(inside.to(tl.int32), 1)):
-                        k = load_rows(k_ + b64 * k_batch + key_head * k_head, column, k_row, d, there, width, True, EVEN)
-                        v = load_rows(v_ + b64 * v_batch + key_head * v_head, column, v_row, dv, there, value_width, True, EVEN)
+                        k = load_rows(
+                            k_ + b64 * k_batch + key_head * k_head, column, k_row, d, there, width, True, EVEN
+                        )
+                        v = load_rows(
+                            v_ + b64 * v_batch + key_head * v_head, column, v_row, dv, there, value_width, True, EVEN
+                        )
                         z = dot(q, tl.trans(k), None, PRECISION)
                         x, s = modulated(
                             z, i, j, inside, mask_ + b64 * mask_batch + head64 * mask_head, mask_row, mask_column,
