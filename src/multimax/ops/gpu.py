@@ -28,10 +28,13 @@ AMD = torch.version.hip is not None
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
-@torch.compiler.assume_constant_result  # while a graph is traced, this runs for real
 def missing() -> str | None:
     """Why Triton cannot be used at all, or None."""
     return _missing()
+
+
+# As for `_broken`, below.
+missing._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @cache
