@@ -193,3 +193,188 @@ def hottest_loop(lines: list[tuple[str | None, str]], product: str) -> tuple[int
         if products and (products > best[1] or (products == best[1] and len(body) < best[0])):
             best = (len(body), products)
     return best
+
+
+# --- what is compiled
+
+WIDTHS = (64, 128)
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+LENGTH = 2048
+
+
+def attention(dtype: torch.dtype, width: int, order: int = 2, **options: Any) -> list[Launch]:
+    """Forward and backward of causal attention, in every configuration."""
+    from multimax.ops.attention.call import AttentionBackwardCall, AttentionCall
+    from multimax.ops.attention.triton import launch
+
+    queries = options.pop("queries", LENGTH)
+    query, key = torch.zeros(1, 2, queries, width, dtype=dtype), torch.zeros(1, 2, LENGTH, width, dtype=dtype)
+    params = torch.zeros(order, 2)
+    fields: dict[str, Any] = dict.fromkeys(("mask", "bias", "query_starts", "key_starts", "seed", "grad_lse"))
+    fields |= {"query": query, "key": key, "value": key, "coefs": params, "knots": params}
+    fields |= {"dropout_p": 0.0, "scale": 0.125, "causal": False, "left": -1, "right": 0, **options}
+    call = AttentionCall(**{name: fields[name] for name in AttentionCall._fields})
+    found = launches(launch.forward, *call, True)
+    if queries == LENGTH:
+        rest = query if dtype != torch.float32 else query.new_empty(0)
+        stats = torch.zeros(2, *query.shape[:3])
+        fields |= {"grad_out": query, "out": query, "stats": stats, "rest": rest}
+        fields |= {"params_grad": order > 0, "bias_grad": fields["bias"] is not None}
+        back = AttentionBackwardCall(**{name: fields[name] for name in AttentionBackwardCall._fields})
+        found += launches(launch.backward, *back)
+    return found
+
+
+def few_queries(dtype: torch.dtype, width: int) -> list[Launch]:
+    """A step of decoding, with the keys split."""
+    return attention(dtype, width, queries=1)
+
+
+def with_bias(dtype: torch.dtype, width: int) -> list[Launch]:
+    """What a bias with a gradient takes besides."""
+    bias = torch.zeros(1, 2, LENGTH, LENGTH, dtype=dtype)
+    return [each for each in attention(dtype, width, bias=bias) if each.name == "of_bias"]
+
+
+def rows(dtype: torch.dtype, length: int) -> list[Launch]:
+    """The row functions."""
+    from multimax.ops.rows.call import RowsBackwardCall, RowsCall, saves
+    from multimax.ops.rows.triton import launch
+
+    x, params = torch.zeros(64, length, dtype=dtype), torch.zeros(2, 2)
+    found = []
+    for kind in range(3):
+        saved = {"output": x, "stats": torch.zeros(2, 64), None: None}[saves(x, kind)]
+        found += launches(launch.forward, *RowsCall(x, params, params, None, 1, kind))
+        found += launches(launch.backward, *RowsBackwardCall(x, x, saved, params, params, None, 1, kind, True))
+    return found
+
+
+def loss(dtype: torch.dtype, classes: int) -> list[Launch]:
+    """The row part of the losses."""
+    from multimax.ops.loss.call import Logits, Setting
+    from multimax.ops.loss.triton import launch
+
+    x, params, each = torch.zeros(64, classes, dtype=dtype), torch.zeros(2, 2), torch.zeros(64)
+    logits = Logits(x, torch.zeros(64, dtype=torch.int64), params, params, Setting(None, -100, 0.0, "triton", False))
+    found = launches(launch.sums, logits)
+    return found + launches(launch.gradients, logits, torch.zeros(7, 64), each, each, True, x)
+
+
+def entmax(dtype: torch.dtype, length: int) -> list[Launch]:
+    """Sparsemax, entmax15 and entmax."""
+    from multimax.ops.entmax.call import EntmaxBackwardCall, EntmaxCall
+    from multimax.ops.entmax.triton import launch
+
+    x, alpha, stats = torch.zeros(64, length, dtype=dtype), torch.zeros(64), torch.zeros(64, 2)
+    found = []
+    for kind in range(3):
+        of_rows = alpha if kind == 2 else None
+        found += launches(launch.forward, *EntmaxCall(x, of_rows, kind))
+        found += launches(launch.backward, *EntmaxBackwardCall(x, x, stats, of_rows, kind, kind == 2))
+    return found
+
+
+OPERATIONS: dict[str, tuple[Callable[..., list[Launch]], tuple[int, ...]]] = {
+    "attention": (attention, WIDTHS),
+    "few queries": (few_queries, WIDTHS),
+    "bias": (with_bias, WIDTHS),
+    "rows": (rows, (197, 32000)),
+    "loss": (loss, (32000,)),
+    "entmax": (entmax, (197, 32000)),
+}
+
+
+@contextmanager
+def configured_for(target: str) -> Iterator[None]:
+    """The configurations, and the products of float32, of that target's vendor."""
+    from multimax.ops.attention.triton import launch
+
+    before, gpu.AMD = gpu.AMD, target.startswith("gfx")
+    launch.tuned.cache_clear()
+    try:
+        yield
+    finally:
+        gpu.AMD = before
+        launch.tuned.cache_clear()
+
+
+def per_score(launch: Launch, target: str, instructions: int) -> float:
+    """Instructions of one thread for each score that it handles."""
+    tile = launch.arguments["BLOCK_M"] * launch.arguments["BLOCK_N"]
+    return instructions * launch.options["num_warps"] * TARGETS[target].warp_size / tile
+
+
+# --- the tables
+
+DOCUMENT = Path(__file__).parents[1] / "docs" / "gpu.md"
+KERNELS = ("forward", "of_query", "of_key")
+
+
+def resource_table() -> str:
+    """Of attention's kernels, in the configuration that is taken first."""
+    lines = ["| kernel | dtype | head | " + " | ".join(TARGETS) + " |", "|---|---|---|" + "---|" * len(TARGETS)]
+    for dtype in (torch.bfloat16, torch.float32):
+        for width in WIDTHS:
+            cells: dict[str, list[str]] = {name: [] for name in KERNELS}
+            for target in TARGETS:
+                with configured_for(target):
+                    first: dict[str, Launch] = {}
+                    for launch in attention(dtype, width):
+                        first.setdefault(launch.name, launch)
+                for name in KERNELS:
+                    used = resources(first[name], target)
+                    arguments = first[name].arguments
+                    cells[name].append(
+                        f"{arguments['BLOCK_M']}x{arguments['BLOCK_N']}: {used.registers} registers, "
+                        f"{used.shared // 1024} KiB, {per_score(first[name], target, used.loop):.1f}"
+                    )
+                    assert not used.spills, (name, dtype, width, target)
+            lines += [
+                f"| {name} | {str(dtype).removeprefix('torch.')} | {width} | {' | '.join(row)} |"
+                for name, row in cells.items()
+            ]
+    return "\n".join(lines)
+
+
+def ratio_table() -> str:
+    """Instructions per score against those of softmax: the same kernels without sigma."""
+    lines = [
+        "| target | forward: softmax | order 1 | order 2 | backward: softmax | order 1 | order 2 |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for target in ("sm_80", "sm_90", "sm_100"):
+        forward, backward = [], []
+        with configured_for(target):
+            for order in range(3):
+                counts: dict[str, float] = {}
+                for launch in attention(torch.bfloat16, 64, order):
+                    if launch.name in KERNELS and launch.name not in counts:
+                        counts[launch.name] = per_score(launch, target, resources(launch, target).loop)
+                forward.append(counts["forward"])
+                backward.append(counts["of_query"] + counts["of_key"])
+        cells = [
+            f"{value:.1f}" if i == 0 else f"{value:.1f} ({value / of[0]:.2f})"
+            for of in (forward, backward)
+            for i, value in enumerate(of)
+        ]
+        lines.append(f"| {target} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Prints the tables, or writes them to the document."""
+    import sys
+
+    tables = {"resources": resource_table(), "ratios": ratio_table()}
+    text = DOCUMENT.read_text()
+    for name, table in tables.items():
+        print(table, end="\n\n")
+        marks = f"<!-- {name} -->\n", f"\n<!-- end of {name} -->"
+        text = text[: text.index(marks[0]) + len(marks[0])] + table + text[text.index(marks[1]) :]
+    if "--write" in sys.argv:
+        DOCUMENT.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

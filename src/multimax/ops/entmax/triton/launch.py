@@ -12,8 +12,8 @@ from multimax.ops import dtypes, gpu, masking
 from multimax.ops.entmax.call import KINDS, EntmaxBackwardCall, EntmaxCall, fake_forward
 from multimax.ops.entmax.triton import kernels
 
-ONE_TILE = 8192  # entries: of longer rows, every step reads all pieces again
-PIECE = 4096
+ONE_TILE = 2048  # entries: of longer rows, every step reads all pieces again
+PIECE = 2048
 TILE = 2048  # entries that a program handles at once, if its rows are short
 
 
@@ -26,13 +26,15 @@ class Tiles(NamedTuple):
     warps: int
 
 
-def tiles_of(length: int) -> Tiles:
-    """Tiles for rows of that length. Rows that share one also share the number of steps, so there are few."""
+def tiles_of(length: int, kind: int) -> Tiles:
+    """Tiles for rows of that length, of eight entries for each thread, or four where powers take registers. Rows that
+    share a tile also share the number of steps, so there are few."""
+    share = 2 if KINDS[kind] == "entmax" else 1
     width = 1 << max(length - 1, 0).bit_length()
-    one_tile = width <= ONE_TILE
-    block = width if one_tile else PIECE
-    rows = min(max(TILE // block, 1), 16)
-    return Tiles(rows, block, one_tile, min(max(rows * block // 512, 1), 16))
+    one_tile = width <= ONE_TILE // share
+    block = width if one_tile else PIECE // share
+    rows = min(max(TILE // share // block, 1), 16)
+    return Tiles(rows, block, one_tile, min(max(rows * block * share // 256, 1), 8))
 
 
 def _check(fits: bool, what: str) -> None:
@@ -63,7 +65,7 @@ def _launch(kernel: Any, call: EntmaxCall | EntmaxBackwardCall, *tensors: Tensor
     x = call.x
     length = x.shape[-1]
     rows = x.shape[:-1].numel()
-    tiles = tiles_of(length)
+    tiles = tiles_of(length, call.kind)
     gpu.launch(
         kernel,
         (-(-rows // tiles.rows) if length else 0,),

@@ -27,19 +27,45 @@ def _offset(row, size1, size2, size3, stride0, stride1, stride2, stride3):
 
 
 @triton.jit
-def _masked(x, mask, mask_rows, columns, mask_column, there, HAS_MASK: tl.constexpr, FLOOR: tl.constexpr):
-    """True where an entry takes no part, or is not there."""
+def _entries(
+    x_, mask, x_rows, m_rows, real, start, length, x_column, m_column,
+    HAS_MASK: tl.constexpr, FLOOR: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A piece of each row: its columns, which entries are there, the entries, and which of them take no part."""
+    columns = start + tl.arange(0, BLOCK)
+    there = real[:, None] & (columns < length)[None, :]
+    x = tl.load(x_ + x_rows[:, None] + columns[None, :] * x_column, mask=there, other=0.0).to(WIDE)
     off = (x <= FLOOR) | (there == 0)
     if HAS_MASK:
-        on = tl.load(mask + mask_rows[:, None] + columns[None, :] * mask_column, mask=there, other=0)
+        on = tl.load(mask + m_rows[:, None] + columns[None, :] * m_column, mask=there, other=0)
         off = off | (on == 0)
-    return off
+    return columns, there, x, off
 
 
 @triton.jit
 def _scores(x, off, coefs, knots, ORDER: tl.constexpr):
     """sigma(x), -inf where masked; sigma of a masked entry is never taken."""
     return tl.where(off, float("-inf"), sigma(tl.where(off, 0.0, x), coefs, knots, ORDER))
+
+
+@triton.jit
+def _added(s, off, top, total, left):
+    """A row's largest score, its sum of exp(score - largest), and whether anything takes part, with one more piece."""
+    higher = tl.maximum(top, tl.max(s, 1))
+    base = tl.where(higher == float("-inf"), 0.0, higher)
+    total = total * tl.exp(top - base) + tl.sum(tl.exp(s - base[:, None]), 1)
+    return higher, total, tl.maximum(left, tl.max(tl.where(off, 0, 1), 1))
+
+
+@triton.jit
+def _result(x, s, off, top, norm, KIND: tl.constexpr):
+    """The row function of that kind, of its scores."""
+    if KIND == MULTIMAX:
+        return tl.where(off, 0.0, tl.exp(s - top[:, None]) * norm[:, None])
+    elif KIND == LOG_MULTIMAX:
+        return tl.where(off, float("-inf"), (s - top[:, None]) - norm[:, None])
+    else:
+        return tl.where(off, x, s)
 
 
 @triton.jit
@@ -70,51 +96,55 @@ def forward(
     top = tl.full((ROWS,), float("-inf"), WIDE)
     total = tl.zeros((ROWS,), WIDE)
     left = tl.zeros((ROWS,), tl.int32)
+    norm = total
     if KIND != MODULATE:
-        for start in tl.static_range(0, 1) if ONE_TILE else range(0, length, BLOCK):
-            columns = start + tl.arange(0, BLOCK)
-            there = real[:, None] & (columns < length)[None, :]
-            x = tl.load(x_ + x_rows[:, None] + columns[None, :] * x_column, mask=there, other=0.0).to(WIDE)
-            off = _masked(x, mask, m_rows, columns, m_column, there, HAS_MASK, FLOOR)
+        if ONE_TILE:
+            columns, there, x, off = _entries(
+                x_, mask, x_rows, m_rows, real, 0, length, x_column, m_column, HAS_MASK, FLOOR, WIDE, BLOCK
+            )
             s = _scores(x, off, coefs, knots, ORDER)
-            left = tl.maximum(left, tl.max(tl.where(off, 0, 1), 1))
-            higher = tl.maximum(top, tl.max(s, 1))
-            base = tl.where(higher == float("-inf"), 0.0, higher)
-            total = total * tl.exp(top - base) + tl.sum(tl.exp(s - base[:, None]), 1)
-            top = higher
+            top, total, left = _added(s, off, top, total, left)
+        else:
+            for start in range(0, length, BLOCK):
+                columns, there, x, off = _entries(
+                    x_, mask, x_rows, m_rows, real, start, length, x_column, m_column, HAS_MASK, FLOOR, WIDE, BLOCK
+                )
+                top, total, left = _added(_scores(x, off, coefs, knots, ORDER), off, top, total, left)
         top = tl.where(top == float("-inf"), 0.0, top)
         # Not empty, but sigma of all that takes part overflowed to -inf: NaN, as it should be.
-        norm = tl.where(left == 0, 0.0, 1.0 / total) if KIND == MULTIMAX else tl.where(left == 0, 0.0, tl.log(total))
+        total = tl.where(left == 0, 1.0, total)
+        norm = tl.where(left == 0, 0.0, 1.0 / total if KIND == MULTIMAX else tl.log(total))
         if HAS_STATS:
             at = _offset(row, size1, size2, size3, r0, r1, r2, r3)
             tl.store(stats + at, top, mask=real)
             tl.store(stats + rows + at, norm, mask=real)
 
-    for start in tl.static_range(0, 1) if ONE_TILE else range(0, length, BLOCK):
-        columns = start + tl.arange(0, BLOCK)
-        there = real[:, None] & (columns < length)[None, :]
-        if KIND == MODULATE or not ONE_TILE:
-            x = tl.load(x_ + x_rows[:, None] + columns[None, :] * x_column, mask=there, other=0.0).to(WIDE)
-            off = _masked(x, mask, m_rows, columns, m_column, there, HAS_MASK, FLOOR)
-            s = _scores(x, off, coefs, knots, ORDER)
-        if KIND == MULTIMAX:
-            y = tl.where(off, 0.0, tl.exp(s - top[:, None]) * norm[:, None])
-        elif KIND == LOG_MULTIMAX:
-            y = tl.where(off, float("-inf"), (s - top[:, None]) - norm[:, None])
-        else:
-            y = tl.where(off, x, s)
+    if ONE_TILE and KIND != MODULATE:
+        y = _result(x, s, off, top, norm, KIND)
         tl.store(y_ + y_rows[:, None] + columns[None, :] * y_column, narrow(y, y_.dtype.element_ty), mask=there)
+    else:
+        for start in range(0, length, BLOCK):
+            columns, there, x, off = _entries(
+                x_, mask, x_rows, m_rows, real, start, length, x_column, m_column, HAS_MASK, FLOOR, WIDE, BLOCK
+            )
+            y = _result(x, _scores(x, off, coefs, knots, ORDER), off, top, norm, KIND)
+            tl.store(y_ + y_rows[:, None] + columns[None, :] * y_column, narrow(y, y_.dtype.element_ty), mask=there)
 
 
 @triton.jit
-def _weights(x_, saved, saved_rows, columns, saved_column, s, top, norm, there, KIND: tl.constexpr, HAS_STATS: tl.constexpr, WIDE: tl.constexpr):
+def _weights(
+    saved, saved_rows, columns, saved_column, s, top, norm, there,
+    KIND: tl.constexpr, HAS_STATS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
     """The forward's weights: from its output, or again from the rows' statistics."""
     if HAS_STATS:
         if KIND == MULTIMAX:
             return tl.exp(s - top[:, None]) * norm[:, None]
-        return tl.exp((s - top[:, None]) - norm[:, None])
-    y = tl.load(saved + saved_rows[:, None] + columns[None, :] * saved_column, mask=there, other=0.0).to(WIDE)
-    return y if KIND == MULTIMAX else tl.exp(y)
+        else:
+            return tl.exp((s - top[:, None]) - norm[:, None])
+    else:
+        y = tl.load(saved + saved_rows[:, None] + columns[None, :] * saved_column, mask=there, other=0.0).to(WIDE)
+        return y if KIND == MULTIMAX else tl.exp(y)
 
 
 @triton.jit
@@ -129,7 +159,6 @@ def backward(
     o0, o1, o2, o3, o_column,
     KIND: tl.constexpr, ORDER: tl.constexpr, HAS_MASK: tl.constexpr, HAS_STATS: tl.constexpr, PARAMS: tl.constexpr,
     SETS: tl.constexpr, FLOOR: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    ONE_TILE: tl.constexpr,
 ):  # fmt: skip
     """The gradient of x, and of the parameters one partial sum per program, or per row if there are several sets."""
     program = tl.program_id(0).to(tl.int64)
@@ -151,33 +180,32 @@ def backward(
         top = tl.load(saved + y_rows, mask=real, other=0.0)
         norm = tl.load(saved + rows + y_rows, mask=real, other=0.0)
 
+    # A row that fits a tile stays in the cache from the first loop, of one turn then, to the second.
     dot = tl.zeros((ROWS,), WIDE)
     if KIND != MODULATE:
-        for start in tl.static_range(0, 1) if ONE_TILE else range(0, length, BLOCK):
-            columns = start + tl.arange(0, BLOCK)
-            there = real[:, None] & (columns < length)[None, :]
-            x = tl.load(x_ + x_rows[:, None] + columns[None, :] * x_column, mask=there, other=0.0).to(WIDE)
-            off = _masked(x, mask, m_rows, columns, m_column, there, HAS_MASK, FLOOR)
+        for start in range(0, length, BLOCK):
+            columns, there, x, off = _entries(
+                x_, mask, x_rows, m_rows, real, start, length, x_column, m_column, HAS_MASK, FLOOR, WIDE, BLOCK
+            )
             g = tl.load(grad_ + g_rows[:, None] + columns[None, :] * g_column, mask=there, other=0.0).to(WIDE)
             g = tl.where(off, 0.0, g)
             if KIND == MULTIMAX:
                 s = _scores(x, off, coefs, knots, ORDER)
-                g = g * _weights(x_, saved, y_rows, columns, y_column, s, top, norm, there, KIND, HAS_STATS, WIDE)
+                g = g * _weights(saved, y_rows, columns, y_column, s, top, norm, there, KIND, HAS_STATS, WIDE)
             dot += tl.sum(tl.where(off, 0.0, g), 1)
 
     parts = ()
     for _ in tl.static_range(4 * ORDER):
         parts = parts + (tl.zeros((ROWS,), WIDE),)
-    for start in tl.static_range(0, 1) if ONE_TILE else range(0, length, BLOCK):
-        columns = start + tl.arange(0, BLOCK)
-        there = real[:, None] & (columns < length)[None, :]
-        x = tl.load(x_ + x_rows[:, None] + columns[None, :] * x_column, mask=there, other=0.0).to(WIDE)
-        off = _masked(x, mask, m_rows, columns, m_column, there, HAS_MASK, FLOOR)
+    for start in range(0, length, BLOCK):
+        columns, there, x, off = _entries(
+            x_, mask, x_rows, m_rows, real, start, length, x_column, m_column, HAS_MASK, FLOOR, WIDE, BLOCK
+        )
         ds = tl.load(grad_ + g_rows[:, None] + columns[None, :] * g_column, mask=there, other=0.0).to(WIDE)
         safe = tl.where(off, 0.0, x)
         if KIND != MODULATE:
             s = tl.where(off, float("-inf"), sigma(safe, coefs, knots, ORDER))
-            p = _weights(x_, saved, y_rows, columns, y_column, s, top, norm, there, KIND, HAS_STATS, WIDE)
+            p = _weights(saved, y_rows, columns, y_column, s, top, norm, there, KIND, HAS_STATS, WIDE)
             ds = p * (ds - dot[:, None]) if KIND == MULTIMAX else ds - p * dot[:, None]
         ds = tl.where(off, 0.0, ds)
         dx = tl.where(off, 0.0, ds * slope(safe, coefs, knots, ORDER))

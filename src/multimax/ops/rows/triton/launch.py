@@ -16,8 +16,7 @@ from multimax.ops.rows.triton import kernels
 
 AXES = 4  # of rows, at most, after those that can be counted as one have been put together
 ONE_TILE = 16384  # entries: longer rows are read in pieces
-PIECE = 4096
-TILE = 4096  # entries that a program handles at once, if its rows are short
+PIECE = 2048  # of them at a time; and of short rows together
 
 
 class Layout(NamedTuple):
@@ -84,16 +83,18 @@ class Tiles(NamedTuple):
     warps: int
 
 
-def tiles_of(length: int, along_rows: bool) -> Tiles:
-    """Tiles for rows of that length; along_rows: neighbouring rows lie side by side in memory, not a row's entries."""
+def tiles_of(length: int, along_rows: bool, backward: bool = False) -> Tiles:
+    """Tiles for rows of that length; along_rows: neighbouring rows lie side by side in memory, not a row's entries. The
+    backward has a dozen numbers for each entry at a time, and so has half as many entries for each thread."""
     width = 1 << max(length - 1, 0).bit_length()
+    each = 8 if backward else 16  # entries of a thread
     if along_rows:  # reads are of 32 neighbouring rows
-        block = min(width, 64)
-        return Tiles(32, block, block >= length, 4)
-    one_tile = width <= ONE_TILE
-    block = width if one_tile else PIECE
-    rows = min(max(TILE // block, 1), 64)
-    return Tiles(rows, block, one_tile, min(max(rows * block // 1024, 1), 16))
+        block = min(width, each)
+        return Tiles(32, block, block >= length, max(block // each, 1))
+    one_tile = width <= ONE_TILE and not backward
+    block = width if one_tile else min(width, PIECE)
+    rows = min(max(PIECE // block, 1), 16)
+    return Tiles(rows, block, one_tile, min(max(rows * block // (32 * each), 1), 16))
 
 
 def _parameters(call: RowsCall | RowsBackwardCall, shape: Sequence[int]) -> tuple[Tensor, Tensor, tuple[int, ...]]:
@@ -123,7 +124,6 @@ def _common(call: RowsCall | RowsBackwardCall, tiles: Tiles, sets: int) -> dict[
         "WIDE": _wide(call.x.dtype),
         "ROWS": tiles.rows,
         "BLOCK": tiles.block,
-        "ONE_TILE": tiles.one_tile,
         "num_warps": tiles.warps,
     }
 
@@ -182,6 +182,7 @@ def forward(*args: Any) -> tuple[Tensor, Tensor]:
         x, mask if mask is not None else x, coefs, knots, y, stats,
         layout.rows, x.shape[dim], *layout.sizes[1:],
         *x_strides, columns[0], *m_strides, columns[1], *set_steps, *y_strides, columns[2], *stat_steps,
+        ONE_TILE=tiles.one_tile,
         **_common(call, tiles, coefs.shape[:-2].numel()),
     )  # fmt: skip
     if not x.numel():
@@ -217,7 +218,7 @@ def backward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
         return out, *summed
     x_strides, g_strides, y_strides, m_strides, o_strides, set_steps = layout.strides
     columns = [each.column for each in found]
-    tiles = tiles_of(x.shape[dim], columns[0] != 1 and x.shape[dim] > 1 and 1 in x_strides)
+    tiles = tiles_of(x.shape[dim], columns[0] != 1 and x.shape[dim] > 1 and 1 in x_strides, backward=True)
     programs = -(-layout.rows // tiles.rows) if x.numel() else 0
     order = coefs.shape[-2]
     parts = layout.rows if count > 1 else programs
