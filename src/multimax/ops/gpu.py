@@ -33,6 +33,10 @@ def missing() -> str | None:
     return _missing()
 
 
+# As for `_broken`, below.
+missing._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 @cache
 def _missing() -> str | None:
     try:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from multimax.ops import dispatch, gpu
+from multimax.ops import dispatch, dtypes, gpu
 from multimax.ops.loss.autograd import loss as run
 from multimax.ops.loss.autograd import unable
 from multimax.ops.loss.call import LinearLossCall, Logits, LossCall
@@ -52,6 +52,7 @@ def compare(device: torch.device, dtype: torch.dtype) -> list[tuple[str, Tensor,
     x, coefs, knots, grad, soft = gpu.draws((6, 3000), (2, 2), (2, 2), (6,), (6, 3000))
     x[0, 30:] = -torch.inf
     x = x.to(dtype)
+    coefs, knots = (p.to(dtypes.compute_dtype(dtype)) for p in (coefs, knots))  # their gradients are of their dtype
     index = torch.tensor([3, -100, 2999, 0, 17, 2048])
     weight = torch.linspace(0.5, 2, 3000)
     found = []
