@@ -232,7 +232,7 @@ def test_broken_library_is_not_called_missing(tmp_path: Path) -> None:
     copy_package(tmp_path / "multimax")
     (tmp_path / "multimax" / "ops" / "_kernels.abi3.so").write_bytes(b"not a library")
     result = run("-c", TRY, PYTHONPATH=str(tmp_path))
-    assert result.stdout.startswith("1 multimax: using the slower reference, because the CPU kernels were built but")
+    assert result.stdout.startswith("1 multimax: using slower plain PyTorch, because the CPU kernels were built but")
     assert "file too short" in result.stdout or "invalid ELF" in result.stdout
 
 
@@ -262,6 +262,6 @@ def test_wheel_without_torch_is_pure_and_works(tmp_path: Path) -> None:
         assert {f"multimax/{name}" for name in there} <= set(archive.namelist())
         archive.extractall(site)
     result = run("-c", TRY, PYTHONPATH=str(site))
-    assert result.stdout.startswith("1 multimax: using the slower reference, because the CPU kernels were not built;")
+    assert result.stdout.startswith("1 multimax: using slower plain PyTorch, because the CPU kernels were not built;")
     assert "pip install --no-build-isolation ." in result.stdout
     assert f"True {site}" in result.stdout

@@ -7,8 +7,8 @@ import torch
 
 
 def round_to_nearest() -> None:
-    """The interpreter cuts float32 off to bfloat16, where every device rounds to nearest, makes infinity of some NaN, and
-    zero of a bfloat16 that is too small to be normal."""
+    """The interpreter cuts float32 off to bfloat16, where every device rounds to nearest, makes infinity of some NaN,
+    and zero of a bfloat16 that is too small to be normal."""
     from triton import language as tl
     from triton.runtime import interpreter
 

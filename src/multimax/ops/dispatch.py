@@ -130,4 +130,4 @@ def _warn(why: str) -> None:
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] in ("multimax", "torch"):
         level, frame = level + 1, frame.f_back
-    warnings.warn(f"multimax: using the slower reference, because {why}", stacklevel=level)
+    warnings.warn(f"multimax: using slower plain PyTorch, because {why}", stacklevel=level)

@@ -19,7 +19,7 @@ from multimax.ops.attention import reference
 
 HALF = (torch.bfloat16, torch.float16)
 INTERPRETED = KERNEL == "triton"  # which takes its time: smaller cases, where only their number is less for it
-DRAWS = 3 if INTERPRETED else 15
+DRAWS = 5 if INTERPRETED else 15
 B, H = (1, 2) if INTERPRETED else (2, 4)  # batches and heads
 LABELS = ("out", "query", "key", "value", "coefs", "knots", "bias")
 

@@ -155,11 +155,11 @@ def test_other_devices_take_the_reference() -> None:
 def test_without_kernels_one_warning_and_the_reference(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
     monkeypatch.setattr(kernels, "unavailable", why)
     monkeypatch.setattr(dispatch, "_warned", set())
-    with pytest.warns(UserWarning, match=f"multimax: using the slower reference, because {why}") as caught:
+    with pytest.warns(UserWarning, match=f"multimax: using slower plain PyTorch, because {why}") as caught:
         first = multimax.multimax(X, COEFS, KNOTS)
     assert caught[0].filename == __file__
     monkeypatch.setattr(dispatch, "_warned", set())
-    with pytest.warns(UserWarning, match="multimax: using the slower reference") as caught:
+    with pytest.warns(UserWarning, match="multimax: using slower plain PyTorch") as caught:
         multimax.MultiMax()(X)  # through torch's Module.__call__
     assert caught[0].filename == __file__
     with warnings.catch_warnings():

@@ -69,7 +69,8 @@ def _query_tiles(
     kept_scale,
     ORDER: tl.constexpr, MASK: tl.constexpr, BIAS: tl.constexpr, DROPOUT: tl.constexpr, PARAMS: tl.constexpr,
     EDGE: tl.constexpr, FLOOR: tl.constexpr, MASK_FLOOR: tl.constexpr, BIAS_FLOOR: tl.constexpr,
-    PRECISION: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, EVEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, EVEN: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     SKIP: tl.constexpr,
 ):  # fmt: skip
     """The keys from begin to end."""
@@ -121,7 +122,8 @@ def of_query(
     ORDER: tl.constexpr, SETS: tl.constexpr, MASK: tl.constexpr, BIAS: tl.constexpr, CAUSAL: tl.constexpr,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, DROPOUT: tl.constexpr, VARLEN: tl.constexpr, PARAMS: tl.constexpr,
     LSE: tl.constexpr, FLOOR: tl.constexpr, MASK_FLOOR: tl.constexpr, BIAS_FLOOR: tl.constexpr,
-    PRECISION: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, EVEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, EVEN: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     SKIP: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a block of queries, and its share of the parameters' gradients."""
@@ -195,7 +197,8 @@ def of_query(
             dq, parts, much, mean, start, min(full_start, stop), q, grad, lse, minus, k_, k_row, v_, v_row, i, keys,
             first, last, width, value_width, mask_, mask_row, mask_column, bias_, bias_row, bias_column, coefs, knots,
             unit_scale, seed, b * heads + head, below, kept_scale,
-            ORDER, MASK, BIAS, DROPOUT, PARAMS, True, FLOOR, MASK_FLOOR, BIAS_FLOOR, PRECISION, D, DV, EVEN, BLOCK_M, BLOCK_N,
+            ORDER, MASK, BIAS, DROPOUT, PARAMS, True, FLOOR, MASK_FLOOR, BIAS_FLOOR, PRECISION, D, DV, EVEN, BLOCK_M,
+            BLOCK_N,
             SKIP,
         )  # fmt: skip
     if not (MASK != 0 or BIAS):
@@ -203,14 +206,16 @@ def of_query(
             dq, parts, much, mean, full_start, full_stop, q, grad, lse, minus, k_, k_row, v_, v_row, i, keys,
             first, last, width, value_width, mask_, mask_row, mask_column, bias_, bias_row, bias_column, coefs, knots,
             unit_scale, seed, b * heads + head, below, kept_scale,
-            ORDER, MASK, BIAS, DROPOUT, PARAMS, False, FLOOR, MASK_FLOOR, BIAS_FLOOR, PRECISION, D, DV, EVEN, BLOCK_M, BLOCK_N,
+            ORDER, MASK, BIAS, DROPOUT, PARAMS, False, FLOOR, MASK_FLOOR, BIAS_FLOOR, PRECISION, D, DV, EVEN,
+            BLOCK_M, BLOCK_N,
             SKIP,
         )  # fmt: skip
         dq, parts, much, mean = _query_tiles(
             dq, parts, much, mean, full_stop, stop, q, grad, lse, minus, k_, k_row, v_, v_row, i, keys,
             first, last, width, value_width, mask_, mask_row, mask_column, bias_, bias_row, bias_column, coefs, knots,
             unit_scale, seed, b * heads + head, below, kept_scale,
-            ORDER, MASK, BIAS, DROPOUT, PARAMS, True, FLOOR, MASK_FLOOR, BIAS_FLOOR, PRECISION, D, DV, EVEN, BLOCK_M, BLOCK_N,
+            ORDER, MASK, BIAS, DROPOUT, PARAMS, True, FLOOR, MASK_FLOOR, BIAS_FLOOR, PRECISION, D, DV, EVEN, BLOCK_M,
+            BLOCK_N,
             SKIP,
         )  # fmt: skip
     there = real[:, None] & (d < width)[None, :]
@@ -285,7 +290,8 @@ def of_key(
     ORDER: tl.constexpr, SETS: tl.constexpr, MASK: tl.constexpr, BIAS: tl.constexpr, CAUSAL: tl.constexpr,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, DROPOUT: tl.constexpr, VARLEN: tl.constexpr,
     FLOOR: tl.constexpr, MASK_FLOOR: tl.constexpr, BIAS_FLOOR: tl.constexpr,
-    PRECISION: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, EVEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, EVEN: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     SKIP: tl.constexpr,
 ):  # fmt: skip
     """The gradients of a block of keys and values."""
@@ -385,7 +391,8 @@ def of_bias(
     ORDER: tl.constexpr, SETS: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, DROPOUT: tl.constexpr, SHARED_ROWS: tl.constexpr,
     SHARED_COLUMNS: tl.constexpr, FLOOR: tl.constexpr, MASK_FLOOR: tl.constexpr, BIAS_FLOOR: tl.constexpr,
-    PRECISION: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, EVEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, EVEN: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a tile of the bias: sums over the batches, heads, queries and keys that share it."""
     first_query_tile = 0 if SHARED_ROWS else tl.program_id(0)
@@ -430,7 +437,8 @@ def of_bias(
                         z = dot(q, tl.trans(k), None, PRECISION)
                         x, s = modulated(
                             z, i, j, inside, mask_ + b64 * mask_batch + head64 * mask_head, mask_row, mask_column,
-                            bias_ + b64 * bias_batch + head64 * bias_head, bias_row, bias_column, coefs, knots, unit_scale,
+                            bias_ + b64 * bias_batch + head64 * bias_head, bias_row, bias_column, coefs, knots,
+                            unit_scale,
                             ORDER, MASK, True, True, MASK_FLOOR, BIAS_FLOOR,
                         )  # fmt: skip
                         p = tl.exp2(s * (LOG2_E * REACH) - lse[:, None])

@@ -7,7 +7,7 @@ there are no more than four: there tiles are of four. The first of each list is 
 
 from triton import Config
 
-from multimax.ops import gpu
+from multimax.ops import gpu, kernels
 
 
 def _config(queries: int, keys: int, warps: int, stages: int, skip: bool = False) -> Config:
@@ -59,7 +59,7 @@ SMALL = _config(16, 64, 4, 2)  # a few queries
 
 def configs(name: str, width: int, itemsize: int) -> list[Config]:
     """Of a kernel, for a head's width (a power of 2) and the size of an entry."""
-    if gpu.INTERPRETED:
+    if kernels.INTERPRETED:
         table = INTERPRETED
     elif gpu.AMD:
         table = AMD_HALF if itemsize == 2 else AMD_SINGLE
@@ -70,4 +70,4 @@ def configs(name: str, width: int, itemsize: int) -> list[Config]:
 
 def smallest(name: str, width: int, itemsize: int) -> int:
     """The smallest block of queries among them."""
-    return min(config.kwargs["BLOCK_M"] for config in configs(name, width, itemsize))
+    return min(int(config.kwargs["BLOCK_M"]) for config in configs(name, width, itemsize))

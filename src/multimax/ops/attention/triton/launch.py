@@ -43,12 +43,12 @@ class Shape(NamedTuple):
 
 def padded(width: int) -> int:
     """The power of 2 that a tile takes for a head's entries; a product takes 16 at least."""
-    return max(triton.next_power_of_2(width), 16)
+    return max(1 << max(width - 1, 0).bit_length(), 16)
 
 
 def heads_strides(t: Tensor) -> tuple[int, int, int]:
     """Of (B, H, L, D): from one batch, head and row to the next."""
-    return t.stride()[:3]
+    return t.stride(0), t.stride(1), t.stride(2)
 
 
 def scores_strides(t: Tensor | None) -> tuple[int, int, int, int]:
@@ -109,8 +109,8 @@ def tiles_of(rows: int, sequences: int, block: int) -> int:
 
 @cache
 def tuned(kernel: Any, name: str, width: int, itemsize: int, large: bool) -> Any:
-    """A kernel with the configurations to choose from. Options are tuned apart, and so are short and long sequences, but
-    not each length."""
+    """A kernel with the configurations to choose from. Options are tuned apart, and so are short and long sequences,
+    but not each length."""
     keys = [key for key in ("ORDER", "MASK", "BIAS", "CAUSAL", "LEFT", "DROPOUT", "PARAMS") if key in kernel.arg_names]
     return triton.autotune(configs(name, width, itemsize), keys, prune_configs_by={"early_config_prune": gpu.one_of})(
         kernel
@@ -161,7 +161,8 @@ def forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     split_keys = shape.keys
     if splits > 1:
         block = SMALL.kwargs["BLOCK_N"]
-        split_keys = -(-(-(-shape.keys // splits)) // block) * block
+        each = -(-shape.keys // splits)
+        split_keys = -(-each // block) * block
         splits = -(-shape.keys // split_keys)
         parts = query.new_empty((splits, rows, 2 + options["DV"]), dtype=torch.float32)
     coefs, knots = call.coefs.contiguous(), call.knots.contiguous()
@@ -219,8 +220,8 @@ def backward(*args: Any) -> tuple[Tensor, ...]:
     )
     minus = stats.new_empty(2, rows)
     gpu.launch(
-        backward_kernels.prepare, (-(-rows // 16),), grad, out, rest if rest.numel() else out, grad_lse, stats, minus, rows,
-        shape.heads, shape.queries, shape.value_width, *heads_strides(grad), *heads_strides(out),
+        backward_kernels.prepare, (-(-rows // 16),), grad, out, rest if rest.numel() else out, grad_lse, stats, minus,
+        rows, shape.heads, shape.queries, shape.value_width, *heads_strides(grad), *heads_strides(out),
         REST=rest.numel() > 0, LSE=given_back.grad_lse is not None, DV=options["DV"], BLOCK=16, num_warps=4,
     )  # fmt: skip
     sizes = (shape.heads, shape.group, shape.queries, shape.keys, shape.width, shape.value_width)

@@ -84,7 +84,7 @@ def any_left(mask, i, j, there, row, column, MASK: tl.constexpr, MASK_FLOOR: tl.
 
 @triton.jit
 def load_curve(coefs_, knots_, at, ORDER: tl.constexpr):
-    """Coefs and knots of one set, or of one for each row: the knots scaled, and the coefs for what `modulated` needs."""
+    """Coefs and knots of one set, or of one for each row: the knots scaled, and the coefs as `sigma` needs them."""
     coefs = ()
     knots = ()
     for n in tl.static_range(2 * ORDER):

@@ -148,7 +148,7 @@ def backward(
 
     sums = ()
     for _ in tl.static_range(4 * ORDER if PARAMS else 0):
-        sums = sums + (tl.zeros((ROWS, BLOCK), WIDE),)  # noqa: RUF005
+        sums = sums + (tl.zeros((ROWS, BLOCK), WIDE),)
     for start in range(0, length, BLOCK):
         columns = start + tl.arange(0, BLOCK)
         inside = real[:, None] & (columns < length)[None, :]
@@ -169,7 +169,7 @@ def backward(
             terms = param_terms(x, ds, coefs, knots, ORDER)
             more = ()
             for j in tl.static_range(4 * ORDER):
-                more = more + (sums[j] + terms[j],)  # noqa: RUF005
+                more = more + (sums[j] + terms[j],)
             sums = more
     if PARAMS:
         for j in tl.static_range(4 * ORDER):

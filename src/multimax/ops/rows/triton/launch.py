@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from multimax.ops import dtypes, gpu, masking
-from multimax.ops.rows.call import KINDS, RowsBackwardCall, RowsCall, fake_forward, saves
+from multimax.ops.rows.call import RowsBackwardCall, RowsCall, fake_forward, saves
 from multimax.ops.rows.triton import kernels
 
 AXES = 4  # of rows, at most, after those that can be counted as one have been put together
@@ -214,8 +214,8 @@ def backward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
             return out, of_coefs, of_knots
         many = (*shape, *coefs.shape[-2:])
         like = (*[1] * (len(shape) - coefs.ndim + 2), *coefs.shape)
-        summed = (g.reshape(many).sum_to_size(like).reshape(coefs.shape) for g in (of_coefs, of_knots))
-        return out, *summed
+        of_coefs, of_knots = (g.reshape(many).sum_to_size(like).reshape(coefs.shape) for g in (of_coefs, of_knots))
+        return out, of_coefs, of_knots
     x_strides, g_strides, y_strides, m_strides, o_strides, set_steps = layout.strides
     columns = [each.column for each in found]
     tiles = tiles_of(x.shape[dim], columns[0] != 1 and x.shape[dim] > 1 and 1 in x_strides, backward=True)
