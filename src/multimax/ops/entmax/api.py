@@ -46,7 +46,7 @@ def sparsemax(x: Tensor, *, dim: int = -1, mask: Tensor | None = None, impl: str
         x: input of any shape.
         dim: the dim along which the weights sum to 1.
         mask: True where an entry takes part.
-        impl: "auto", "cpu" or "reference".
+        impl: "auto", "cpu", "triton" or "reference".
 
     Returns:
         Weights of the shape and dtype of ``x``.
@@ -72,7 +72,7 @@ def entmax15(x: Tensor, *, dim: int = -1, mask: Tensor | None = None, impl: str 
         x: input of any shape.
         dim: the dim along which the weights sum to 1.
         mask: True where an entry takes part.
-        impl: "auto", "cpu" or "reference".
+        impl: "auto", "cpu", "triton" or "reference".
 
     Returns:
         Weights of the shape and dtype of ``x``.
@@ -105,7 +105,7 @@ def entmax(
             tensor's values are checked on the CPU alone: on other devices reading them would make the host wait.
         dim: the dim along which the weights sum to 1.
         mask: True where an entry takes part.
-        impl: "auto", "cpu" or "reference".
+        impl: "auto", "cpu", "triton" or "reference".
 
     Returns:
         Weights of the shape and dtype of ``x``.

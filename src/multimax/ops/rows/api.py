@@ -46,8 +46,9 @@ def multimax(
         knots: :math:`(b_n, d_n)`, of the same shape as ``coefs``.
         dim: the dim along which the weights sum to 1.
         mask: boolean, broadcastable to ``x``; True where an entry takes part.
-        impl: "auto", "cpu" (the compiled kernels) or "reference" (the formulas in plain PyTorch). An implementation
-            given by name runs or raises; "auto" takes the kernels on a CPU, except under forward-mode differentiation.
+        impl: "auto", "cpu" (the compiled kernels), "triton" (those for GPUs) or "reference" (the formulas in plain
+            PyTorch). An implementation given by name runs or raises; "auto" takes the kernels of the input's device,
+            except under forward-mode differentiation.
 
     Returns:
         Weights of the shape and dtype of ``x``.
