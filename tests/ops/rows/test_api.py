@@ -153,7 +153,7 @@ def test_other_devices_take_the_reference() -> None:
     "why", ["the CPU kernels were not built; with torch", "the CPU kernels were built but could not be loaded"]
 )
 def test_without_kernels_one_warning_and_the_reference(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
-    monkeypatch.setattr(kernels, "unavailable", why)
+    monkeypatch.setattr(kernels, "unavailable", kernels.Unavailable(why))
     monkeypatch.setattr(dispatch, "_warned", set())
     with pytest.warns(UserWarning, match=f"multimax: using slower plain PyTorch, because {why}") as caught:
         first = multimax.multimax(X, COEFS, KNOTS)

@@ -14,7 +14,7 @@ from multimax.ops import dtypes, gpu, masking
 from multimax.ops.attention.call import AttentionBackwardCall, AttentionCall, heads_like
 from multimax.ops.attention.triton import backward as backward_kernels
 from multimax.ops.attention.triton import forward as forward_kernels
-from multimax.ops.attention.triton.configs import SMALL, configs, smallest
+from multimax.ops.attention.triton.configs import FEW_QUERIES, OF_BIAS, configs, smallest
 
 FEW = 16  # rows: what one tile of a few queries holds
 SPLIT_KEYS = 256  # the fewest keys that are worth a program of their own
@@ -153,6 +153,7 @@ def forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
         return out.zero_(), stats.zero_(), rest.zero_()
     options = common(call, shape)
     options |= {"VARLEN": shape.sequences > 0, "REST": with_rest}
+    small = FEW_QUERIES[query.dtype.itemsize]
     few = shape.queries * shape.group <= FEW and not shape.sequences
     pack = few and shape.group > 1
     programs = shape.batches * shape.heads // (shape.group if pack else 1)
@@ -160,7 +161,7 @@ def forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     parts = query
     split_keys = shape.keys
     if splits > 1:
-        block = SMALL.kwargs["BLOCK_N"]
+        block = small.kwargs["BLOCK_N"]
         each = -(-shape.keys // splits)
         split_keys = -(-each // block) * block
         splits = -(-shape.keys // split_keys)
@@ -178,8 +179,8 @@ def forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     )  # fmt: skip
     options |= {"PACK": pack, "SPLIT": splits > 1}
     if few:
-        tiles = -(-shape.queries * (shape.group if pack else 1) // SMALL.kwargs["BLOCK_M"])
-        gpu.launch(forward_kernels.forward, (tiles * splits, programs), *arguments, **options, **SMALL.all_kwargs())
+        tiles = -(-shape.queries * (shape.group if pack else 1) // small.kwargs["BLOCK_M"])
+        gpu.launch(forward_kernels.forward, (tiles * splits, programs), *arguments, **options, **small.all_kwargs())
     else:
         gpu.launch(
             kernel_for("forward", forward_kernels.forward, call, shape),
@@ -268,7 +269,8 @@ def _of_bias(
     call: AttentionCall, shape: Shape, options: dict[str, Any], tensors: tuple[Tensor, ...], of_bias: Tensor
 ) -> None:
     """Writes the gradient of the bias."""
-    block_m, block_n = 64, 32
+    config = OF_BIAS[call.query.dtype.itemsize]
+    block_m, block_n = config.kwargs["BLOCK_M"], config.kwargs["BLOCK_N"]
     batches, heads, queries, keys = of_bias.shape
     rows = shape.batches * shape.heads * shape.queries
     shared_rows, shared_columns = queries == 1 != shape.queries, keys == 1 != shape.keys

@@ -33,7 +33,7 @@ def tiles_of(length: int, kind: int) -> Tiles:
     width = 1 << max(length - 1, 0).bit_length()
     one_tile = width <= ONE_TILE // share
     block = width if one_tile else PIECE // share
-    rows = min(max(TILE // share // block, 1), 16)
+    rows = min(max(TILE // share**2 // block, 1), 16)
     return Tiles(rows, block, one_tile, min(max(rows * block * share // 256, 1), 8))
 
 
