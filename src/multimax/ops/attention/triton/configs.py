@@ -55,7 +55,7 @@ INTERPRETED: Configs = {
     "of_key": {256: [_config(32, 64, 4, 1, skip=True)]},
 }
 FEW_QUERIES = {2: _config(16, 64, 4, 2), 4: _config(16, 16, 4, 1)}  # by the size of an entry
-OF_BIAS = {2: _config(64, 32, 4, 1), 4: _config(16, 16, 4, 1)}
+OF_BIAS = {2: _config(64, 32, 4, 1), 4: _config(16, 32, 4, 1)}
 
 
 def configs(name: str, width: int, itemsize: int) -> list[Config]:
