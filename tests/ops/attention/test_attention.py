@@ -72,7 +72,8 @@ def assert_as_good_as_eager(inputs: list[Tensor], **options: Any) -> None:
     """
     query, value = inputs[0], inputs[2]
     errors: dict[str, list[tuple[float, float]]] = {label: [] for label in LABELS[: len(inputs) + 1]}
-    for draw in range(DRAWS):
+    single = any(t.numel() == 1 for t in inputs[5:])  # one number's error takes all the draws to tell from luck
+    for draw in range(15 if single else DRAWS):
         grad = torch.randn(*query.shape[:-1], value.shape[-1]).to(query.dtype)
         per_head = inputs[3].shape[0] if inputs[3].ndim == 3 else None
         params = parameters(inputs[3].shape[-2], per_head) if draw else inputs[3:5]
