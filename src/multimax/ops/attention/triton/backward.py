@@ -100,8 +100,9 @@ def _query_tiles(
                 ds = p * (dp - minus[:, None])
                 dx = ds * slope(x, coefs, knots, ORDER)
                 dq = dot(narrow(dx, k.dtype), k, dq, PRECISION)
-                if PARAMS:
+                if PARAMS or BIAS:
                     left += _folded(ds, BLOCK_M, BLOCK_N)
+                if PARAMS:
                     mean += _folded(p * tl.maximum(x, FLOOR * UNIT), BLOCK_M, BLOCK_N)  # 0 * inf would be NaN
                     terms = param_terms(x, ds, knots, ORDER)
                     more = ()
@@ -221,13 +222,15 @@ def of_query(
     there = real[:, None] & (d < width)[None, :]
     pointers = dq_ + head64 * d_head + (first_query + row).to(tl.int64)[:, None] * d_row + d[None, :]
     tl.store(pointers, narrow(dq * scale, dq_.dtype.element_ty), mask=there)
+    extra = tl.sum(much, 1)
+    if LSE:
+        extra -= tl.load(grad_lse + at, mask=real, other=0.0)
+    if BIAS:  # delta without its error, for of_bias; see below
+        tl.store(delta_ + 2 * plane + at, minus + extra, mask=real)
     if PARAMS:
         # A row's ds add up to 0, or to the gradient of its log-sum, but for the rounding of delta, which all of them
         # share and the parameters' sums would show. What there is too much of it is taken out at the row's mean x; see
         # csrc/attention/backward.h.
-        extra = tl.sum(much, 1)
-        if LSE:
-            extra -= tl.load(grad_lse + at, mask=real, other=0.0)
         extra = tl.where(real & (lse != float("inf")), -extra, 0.0)
         terms = param_terms(tl.sum(mean, 1), extra, knots, ORDER)
         factors = param_factors(coefs, ORDER)
@@ -419,7 +422,7 @@ def of_bias(
                 q = load_rows(q_ + b64 * q_batch + head64 * q_head, row, q_row, d, real, width, True, EVEN)
                 grad = load_rows(grad_ + b64 * g_batch + head64 * g_head, row, g_row, dv, real, value_width, True, EVEN)
                 at = b64 * stats_batch + head64 * stats_head + row
-                minus = tl.load(delta_ + at, mask=real, other=0.0)
+                minus = tl.load(delta_ + 2 * plane + at, mask=real, other=0.0)
                 lse = tl.load(delta_ + plane + at, mask=real, other=float("inf"))
                 i = row[:, None]
                 for key_tile in range(first_key_tile, first_key_tile + key_tiles):

@@ -219,7 +219,7 @@ def backward(*args: Any) -> tuple[Tensor, ...]:
     mask, bias, query_starts, key_starts, seed, grad_lse = given(
         call.mask, call.bias, call.query_starts, call.key_starts, call.seed, given_back.grad_lse, instead=query
     )
-    minus = stats.new_empty(2, rows)
+    minus = stats.new_empty(3, rows)  # delta, the log-sums, and delta once more for the bias
     gpu.launch(
         backward_kernels.prepare, (-(-rows // 16),), grad, out, rest if rest.numel() else out, grad_lse, stats, minus,
         rows, shape.heads, shape.queries, shape.value_width, *heads_strides(grad), *heads_strides(out),
