@@ -59,11 +59,11 @@ def scores_strides(t: Tensor | None) -> tuple[int, int, int, int]:
     return (steps[0], steps[1], steps[2], steps[3])
 
 
-def precision(dtype: torch.dtype) -> str:
+def precision(query: Tensor) -> str:
     """How float32 is multiplied: on tensor cores only as exactly as torch's own products are to be."""
-    if dtype != torch.float32:
+    if query.dtype != torch.float32:
         return "tf32"  # says nothing about half precision
-    if gpu.AMD:  # and Intel, which takes no other either
+    if gpu.AMD or query.device.type == "xpu":  # tf32 is NVIDIA's
         return "ieee"
     return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
@@ -83,7 +83,7 @@ def common(call: AttentionCall, shape: Shape) -> dict[str, Any]:
         "FLOOR": masking.floor(torch.float32),
         "MASK_FLOOR": 0.0 if mask is None or mask.dtype == torch.bool else masking.floor(mask.dtype),
         "BIAS_FLOOR": 0.0 if bias is None else masking.floor(bias.dtype),
-        "PRECISION": precision(call.query.dtype),
+        "PRECISION": precision(call.query),
         "D": padded(shape.width),
         "DV": padded(shape.value_width),
         "EVEN": padded(shape.width) == shape.width and padded(shape.value_width) == shape.value_width,
