@@ -70,8 +70,7 @@ def _query_tiles(
     ORDER: tl.constexpr, MASK: tl.constexpr, BIAS: tl.constexpr, DROPOUT: tl.constexpr, PARAMS: tl.constexpr,
     EDGE: tl.constexpr, FLOOR: tl.constexpr, MASK_FLOOR: tl.constexpr, BIAS_FLOOR: tl.constexpr,
     PRECISION: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, EVEN: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    SKIP: tl.constexpr,
+    BLOCK_N: tl.constexpr, SKIP: tl.constexpr,
 ):  # fmt: skip
     """The keys from begin to end."""
     d = tl.arange(0, D)
@@ -124,8 +123,7 @@ def of_query(
     LEFT: tl.constexpr, RIGHT: tl.constexpr, DROPOUT: tl.constexpr, VARLEN: tl.constexpr, PARAMS: tl.constexpr,
     LSE: tl.constexpr, FLOOR: tl.constexpr, MASK_FLOOR: tl.constexpr, BIAS_FLOOR: tl.constexpr,
     PRECISION: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, EVEN: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    SKIP: tl.constexpr,
+    BLOCK_N: tl.constexpr, SKIP: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a block of queries, and its share of the parameters' gradients."""
     tile = tl.program_id(0)
@@ -193,31 +191,15 @@ def of_query(
     for _ in tl.static_range(4 * ORDER):
         parts = parts + (tl.zeros((BLOCK_M, 4), tl.float32),)
     i = tl.where(real, row, 0x40000000)[:, None]  # rows that are not there see no key at an edge
-    if LEFT or MASK != 0 or BIAS:
+    begins = (start, full_start, full_stop)  # an edge of the band, what lies within it, and the other edge
+    ends = (min(full_start, stop), full_stop, stop)
+    for zone in tl.static_range(0 if LEFT or MASK != 0 or BIAS else 1, 1 if MASK != 0 or BIAS else 3):
         dq, parts, much, mean = _query_tiles(
-            dq, parts, much, mean, start, min(full_start, stop), q, grad, lse, minus, k_, k_row, v_, v_row, i, keys,
+            dq, parts, much, mean, begins[zone], ends[zone], q, grad, lse, minus, k_, k_row, v_, v_row, i, keys,
             first, last, width, value_width, mask_, mask_row, mask_column, bias_, bias_row, bias_column, coefs, knots,
             unit_scale, seed, b * heads + head, below, kept_scale,
-            ORDER, MASK, BIAS, DROPOUT, PARAMS, True, FLOOR, MASK_FLOOR, BIAS_FLOOR, PRECISION, D, DV, EVEN, BLOCK_M,
-            BLOCK_N,
-            SKIP,
-        )  # fmt: skip
-    if not (MASK != 0 or BIAS):
-        dq, parts, much, mean = _query_tiles(
-            dq, parts, much, mean, full_start, full_stop, q, grad, lse, minus, k_, k_row, v_, v_row, i, keys,
-            first, last, width, value_width, mask_, mask_row, mask_column, bias_, bias_row, bias_column, coefs, knots,
-            unit_scale, seed, b * heads + head, below, kept_scale,
-            ORDER, MASK, BIAS, DROPOUT, PARAMS, False, FLOOR, MASK_FLOOR, BIAS_FLOOR, PRECISION, D, DV, EVEN,
-            BLOCK_M, BLOCK_N,
-            SKIP,
-        )  # fmt: skip
-        dq, parts, much, mean = _query_tiles(
-            dq, parts, much, mean, full_stop, stop, q, grad, lse, minus, k_, k_row, v_, v_row, i, keys,
-            first, last, width, value_width, mask_, mask_row, mask_column, bias_, bias_row, bias_column, coefs, knots,
-            unit_scale, seed, b * heads + head, below, kept_scale,
-            ORDER, MASK, BIAS, DROPOUT, PARAMS, True, FLOOR, MASK_FLOOR, BIAS_FLOOR, PRECISION, D, DV, EVEN, BLOCK_M,
-            BLOCK_N,
-            SKIP,
+            ORDER, MASK, BIAS, DROPOUT, PARAMS, zone != 1, FLOOR, MASK_FLOOR, BIAS_FLOOR, PRECISION, D, DV, EVEN,
+            BLOCK_M, BLOCK_N, SKIP,
         )  # fmt: skip
     there = real[:, None] & (d < width)[None, :]
     pointers = dq_ + head64 * d_head + (first_query + row).to(tl.int64)[:, None] * d_row + d[None, :]
@@ -294,8 +276,7 @@ def of_key(
     LEFT: tl.constexpr, RIGHT: tl.constexpr, DROPOUT: tl.constexpr, VARLEN: tl.constexpr,
     FLOOR: tl.constexpr, MASK_FLOOR: tl.constexpr, BIAS_FLOOR: tl.constexpr,
     PRECISION: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, EVEN: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    SKIP: tl.constexpr,
+    BLOCK_N: tl.constexpr, SKIP: tl.constexpr,
 ):  # fmt: skip
     """The gradients of a block of keys and values."""
     tile = tl.program_id(0)
@@ -344,6 +325,8 @@ def of_key(
     if MASK != 0 or BIAS:
         full_start = max(start, stop)
         full_stop = full_start
+    begins = (start, full_start, full_stop)
+    ends = (min(full_start, stop), full_stop, stop)
     grad_k = tl.zeros((BLOCK_N, D), tl.float32)
     grad_v = tl.zeros((BLOCK_N, DV), tl.float32)
     j = column[:, None]
@@ -357,25 +340,13 @@ def of_key(
         delta_at = delta_ + head64 * stats_head + first_query
         mask = mask_ + head64 * mask_head
         bias = bias_ + head64 * bias_head
-        if RIGHT or CAUSAL or MASK != 0 or BIAS:
+        for zone in tl.static_range(0 if RIGHT or CAUSAL or MASK != 0 or BIAS else 1, 1 if MASK != 0 or BIAS else 3):
             grad_k, grad_v = _key_tiles(
-                grad_k, grad_v, start, min(full_start, stop), k, v, q_at, q_row, grad_at, g_row, delta_at, plane,
+                grad_k, grad_v, begins[zone], ends[zone], k, v, q_at, q_row, grad_at, g_row, delta_at, plane,
                 j, queries, keys, first, last, width, value_width, mask, mask_row, mask_column, bias,
                 bias_row, bias_column, coefs, knots, unit_scale, seed, b * heads + head, below, kept_scale,
-                ORDER, MASK, BIAS, DROPOUT, True, FLOOR, MASK_FLOOR, BIAS_FLOOR, PRECISION, D, DV, EVEN, BLOCK_M, SKIP,
-            )  # fmt: skip
-        if not (MASK != 0 or BIAS):
-            grad_k, grad_v = _key_tiles(
-                grad_k, grad_v, full_start, full_stop, k, v, q_at, q_row, grad_at, g_row, delta_at, plane,
-                j, queries, keys, first, last, width, value_width, mask, mask_row, mask_column, bias,
-                bias_row, bias_column, coefs, knots, unit_scale, seed, b * heads + head, below, kept_scale,
-                ORDER, MASK, BIAS, DROPOUT, False, FLOOR, MASK_FLOOR, BIAS_FLOOR, PRECISION, D, DV, EVEN, BLOCK_M, SKIP,
-            )  # fmt: skip
-            grad_k, grad_v = _key_tiles(
-                grad_k, grad_v, full_stop, stop, k, v, q_at, q_row, grad_at, g_row, delta_at, plane,
-                j, queries, keys, first, last, width, value_width, mask, mask_row, mask_column, bias,
-                bias_row, bias_column, coefs, knots, unit_scale, seed, b * heads + head, below, kept_scale,
-                ORDER, MASK, BIAS, DROPOUT, True, FLOOR, MASK_FLOOR, BIAS_FLOOR, PRECISION, D, DV, EVEN, BLOCK_M, SKIP,
+                ORDER, MASK, BIAS, DROPOUT, zone != 1, FLOOR, MASK_FLOOR, BIAS_FLOOR, PRECISION, D, DV, EVEN,
+                BLOCK_M, SKIP,
             )  # fmt: skip
     at = (first_key + column).to(tl.int64)[:, None]
     pointers = dk_ + key_head64 * dk_head + at * dk_row + d[None, :]

@@ -163,25 +163,14 @@ def forward(
     top = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     column_i = tl.where(real, i, 0x40000000)[:, None]  # those that are not there see no key at an edge
-    if LEFT or PACK or MASK != 0 or BIAS:
+    begins = (start, full_start, full_stop)  # an edge of the band, what lies within it, and the other edge
+    ends = (min(full_start, stop), full_stop, stop)
+    for zone in tl.static_range(0 if LEFT or PACK or MASK != 0 or BIAS else 1, 1 if PACK or MASK != 0 or BIAS else 3):
         acc, top, total = _tiles(
-            acc, top, total, start, min(full_start, stop), real, q, k_, k_row, v_, v_row, column_i, keys, first, last,
+            acc, top, total, begins[zone], ends[zone], real, q, k_, k_row, v_, v_row, column_i, keys, first, last,
             width, value_width, mask, mask_row, mask_column, bias, bias_row, bias_column, coefs, knots, scale,
             seed, seed_head, below,
-            ORDER, MASK, BIAS, DROPOUT, True, FLOOR, MASK_FLOOR, BIAS_FLOOR, PRECISION, D, DV, EVEN, SKIP, BLOCK_N,
-        )  # fmt: skip
-    if not (PACK or MASK != 0 or BIAS):
-        acc, top, total = _tiles(
-            acc, top, total, full_start, full_stop, real, q, k_, k_row, v_, v_row, column_i, keys, first, last,
-            width, value_width, mask, mask_row, mask_column, bias, bias_row, bias_column, coefs, knots, scale,
-            seed, seed_head, below,
-            ORDER, MASK, BIAS, DROPOUT, False, FLOOR, MASK_FLOOR, BIAS_FLOOR, PRECISION, D, DV, EVEN, SKIP, BLOCK_N,
-        )  # fmt: skip
-        acc, top, total = _tiles(
-            acc, top, total, full_stop, stop, real, q, k_, k_row, v_, v_row, column_i, keys, first, last,
-            width, value_width, mask, mask_row, mask_column, bias, bias_row, bias_column, coefs, knots, scale,
-            seed, seed_head, below,
-            ORDER, MASK, BIAS, DROPOUT, True, FLOOR, MASK_FLOOR, BIAS_FLOOR, PRECISION, D, DV, EVEN, SKIP, BLOCK_N,
+            ORDER, MASK, BIAS, DROPOUT, zone != 1, FLOOR, MASK_FLOOR, BIAS_FLOOR, PRECISION, D, DV, EVEN, SKIP, BLOCK_N,
         )  # fmt: skip
 
     if DROPOUT:
