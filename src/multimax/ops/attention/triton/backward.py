@@ -102,7 +102,8 @@ def _query_tiles(
                 if PARAMS or BIAS:
                     left += _folded(ds, BLOCK_M, BLOCK_N)
                 if PARAMS:
-                    mean += _folded(p * tl.maximum(x, FLOOR * UNIT), BLOCK_M, BLOCK_N)  # 0 * inf would be NaN
+                    finite = tl.maximum(x, FLOOR * UNIT) if BIAS else x  # a bias may mask: 0 * inf would be NaN
+                    mean += _folded(p * finite, BLOCK_M, BLOCK_N)
                     terms = param_terms(x, ds, knots, ORDER)
                     more = ()
                     for n in tl.static_range(4 * ORDER):
