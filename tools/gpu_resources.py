@@ -51,6 +51,7 @@ class Launch(NamedTuple):
     """A kernel with the arguments of one launch, in one configuration."""
 
     kernel: Any  # a JITFunction
+    grid: tuple[int, ...]
     arguments: dict[str, Any]
     options: dict[str, Any]
 
@@ -85,7 +86,7 @@ def recorded() -> Iterator[list[Launch]]:
             named = dict(zip(function.arg_names, args, strict=False))
             named |= {name: value for name, value in given.items() if name in function.arg_names}
             rest = {name: value for name, value in given.items() if name not in function.arg_names}
-            found.append(Launch(function, named, rest))
+            found.append(Launch(function, grid(given) if callable(grid) else grid, named, rest))
 
     before, gpu.launch = gpu.launch, launch  # type: ignore[assignment]
     try:

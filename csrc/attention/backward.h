@@ -45,9 +45,10 @@ bool weights(const AttentionJob& job, const BackwardScratch& w, const Tile& t, c
   const int64_t from = t.from(), to = t.to();
   const bool masks = t.edge || job.mask.type != ScoreType::none;
   auto any = S::first(0);
-  auto weight = [&](V s, int64_t r, float* p) __attribute__((always_inline)) {
+  auto weight = [&](V s, auto off, int64_t r, float* p) __attribute__((always_inline)) {
     float total = tops[r + job.stats_plane];
-    V e = exp<S>(s - S::set(tops[r])) * S::set(total == 0 ? 0 : 1 / total);
+    // 0 where masked even if top is NaN: that does not reach what the row does not see
+    V e = S::zero_if(off, exp<S>(s - S::set(tops[r])) * S::set(total == 0 ? 0 : 1 / total));
     any = S::either(any, S::not_ge(V{}, e));  // above 0, or NaN
     S::store(p, e);
   };
@@ -61,7 +62,7 @@ bool weights(const AttentionJob& job, const BackwardScratch& w, const Tile& t, c
       if (masks) {
         S::store(p + c, s);
       } else {
-        weight(s, r, p + c);
+        weight(s, off, r, p + c);
       }
     }
   }
@@ -69,7 +70,8 @@ bool weights(const AttentionJob& job, const BackwardScratch& w, const Tile& t, c
     apply_mask(job, t, band, w.p);
     for (int64_t r = 0; r < t.rows; ++r) {
       for (int64_t c = from; c < to; c += S::width) {
-        weight(S::load(w.p + r * stride + c), r, w.p + r * stride + c);
+        V s = S::load(w.p + r * stride + c);
+        weight(s, S::le(s, lowest()), r, w.p + r * stride + c);
       }
     }
   }

@@ -232,12 +232,17 @@ def test_score_bias_rules_out(isa: str) -> None:
 
 
 @needs_kernels
-def test_a_window_of_any_size_is_no_bound() -> None:
-    inputs = make()
-    for size in (65, 2**31, sys.maxsize, 2**70):
-        assert torch.equal(multimax_attention(*inputs, window=(size, size)), multimax_attention(*inputs))
-        causal = multimax_attention(*inputs, is_causal=True)
-        assert torch.equal(multimax_attention(*inputs, window=(size, 0)), causal)
+@pytest.mark.parametrize("lengths", [(65, 65), (40, 70), (70, 40)], ids=str)
+def test_a_window_of_any_size_is_no_bound(lengths: tuple[int, int]) -> None:
+    inputs = make(b=1, h=1, queries=lengths[0], keys=lengths[1])
+    grad = torch.randn(inputs[0].shape)
+    for open_end, end in ((None, 0), (0, None), (None, None)):
+        window = (open_end, end)
+        expected = run(KERNEL, grad, inputs, window=window)
+        for size in (110, 2**31 - 20, 2**31 - 1, 2**31, sys.maxsize, 2**70):
+            sized = tuple(size if bound is None else bound for bound in window)
+            for result, other in zip(run(KERNEL, grad, inputs, window=sized), expected, strict=True):
+                torch.testing.assert_close(result, other)
 
 
 @needs_kernels
@@ -290,6 +295,48 @@ def test_nan_shows_in_its_row_alone(isa: str) -> None:
     inputs[0][0, 0, 7] = torch.nan
     out = multimax_attention(*inputs, impl=KERNEL)
     assert torch.equal(out.isnan().any(-1)[0, 0], torch.arange(60) == 7)
+
+
+@needs_kernels
+@pytest.mark.parametrize("options", [{"is_causal": True}, {"attn_mask": torch.ones(60, 60).tril() > 0}], ids=list)
+def test_nan_does_not_reach_values_that_its_row_does_not_see(options: dict[str, Any]) -> None:
+    inputs = make(b=1, h=1, queries=60, keys=60)
+    inputs[0][0, 0, 7, 3] = torch.nan
+    _, _, _, of_value, *_ = run(KERNEL, torch.randn(inputs[0].shape), inputs, **options)
+    assert torch.equal(of_value.isnan().any(-1)[0, 0], torch.arange(60) <= 7)
+
+
+@needs_kernels
+@pytest.mark.parametrize("number", [-1e3, -1e9])
+def test_rows_masked_by_a_finite_number(number: float) -> None:
+    """All of such a row's scores are far below 0, and none is ruled out: their sum must not be lost beside them."""
+    mask = torch.zeros(63, 70)
+    mask[::3] = number
+    inputs = make(b=1, queries=63, keys=70)
+    grad = torch.randn(inputs[0].shape)
+    exact = run("reference", grad, inputs, attn_mask=mask)
+    if number < -1e6:  # in float32 all scores of such a row are equal
+        rows = torch.arange(63) % 3 == 0
+        weights = torch.full((70,), 1 / 70)
+        torch.testing.assert_close(exact[0][:, :, rows], (weights @ inputs[2])[:, :, None].expand(-1, -1, 21, -1))
+    for label, judge, result in zip(LABELS, exact, run(KERNEL, grad, inputs, attn_mask=mask), strict=False):
+        atol = 2e-4 * judge.abs().max().item()
+        torch.testing.assert_close(result, judge, rtol=0, atol=atol, msg=lambda m, n=label: f"{n}: {m}")
+
+
+@needs_kernels
+def test_masks_and_biases_of_more_than_2_to_31_entries() -> None:
+    """As strides say, of which few are read."""
+    far = torch.empty(2**31 + 1000, dtype=torch.bool)  # memory that is not touched is not taken
+    row = 2**30 + 8
+    mask = far.as_strided((3, 40), (row, 1))
+    values = torch.rand(3, 40) < 0.7
+    mask.copy_(values)
+    inputs = make(b=1, h=1, queries=3, keys=40)
+    for result, expected in zip(
+        run(KERNEL, inputs[0], inputs, attn_mask=mask), run(KERNEL, inputs[0], inputs, attn_mask=values), strict=True
+    ):
+        torch.testing.assert_close(result, expected)
 
 
 @needs_kernels
@@ -535,6 +582,14 @@ def test_packed_sequences(lengths: list[int], dtype: torch.dtype, options: dict[
         eps = 40 * torch.finfo(dtype).eps
         scale = 1 + exact.abs().max().item() if exact.numel() else 0.0
         torch.testing.assert_close(ours.double(), exact.double(), rtol=eps, atol=eps * scale)
+
+
+@needs_kernels
+def test_starts_of_packed_sequences_with_any_stride() -> None:
+    values = [*(torch.randn(30, 2, 8) for _ in range(3)), *parameters()]
+    starts = torch.tensor([[0, 0], [12, 5], [30, 30]])
+    expected = multimax_attention_varlen(*values, *(starts[:, i].contiguous() for i in range(2)), impl=KERNEL)
+    assert torch.equal(multimax_attention_varlen(*values, starts[:, 0], starts[:, 1], impl=KERNEL), expected)
 
 
 @needs_kernels

@@ -401,3 +401,13 @@ def test_instruction_sets_agree() -> None:
     for one, other in itertools.combinations(results.values(), 2):
         for a, b in zip(one, other, strict=True):
             torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+
+
+def test_rows_whose_entries_lie_further_apart_than_32_bits_count() -> None:
+    far = torch.empty(2**31 + 2**20, dtype=torch.float16)  # memory that is not touched is not taken
+    x = far.as_strided((5, 3), (1, 2**30 + 8))
+    values = torch.randn(5, 3).half()
+    x.copy_(values)
+    params = parameters()
+    for function in FUNCTIONS.values():
+        torch.testing.assert_close(function(x, *params, impl=KERNEL), function(values, *params, impl=KERNEL))

@@ -27,6 +27,16 @@ def test_kernels_compile_without_spills(operation: str, size: int, dtype: torch.
         launches = make(dtype, size)
     assert launches
     for launch in launches:
+        assert len(launch.grid) == 1  # the other dims end at 65535
         used = gpu_resources.resources(launch, target)
         assert used.spills == 0, (launch.name, launch.options, used)
         assert used.shared <= gpu_resources.SHARED[target], (launch.name, launch.options, used)
+
+
+def test_sums_of_parameters_have_one_place_for_each_program() -> None:
+    """Whatever the autotuner tries: it does not clear them in between."""
+    from multimax.ops.attention.triton import configs
+
+    for table in (configs.NVIDIA_HALF, configs.NVIDIA_SINGLE, configs.AMD_HALF, configs.AMD_SINGLE):
+        for choices in table["of_query"].values():
+            assert len({config.kwargs["BLOCK_M"] for config in choices}) == 1

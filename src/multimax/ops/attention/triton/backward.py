@@ -1,9 +1,9 @@
 """Attention's backward in Triton: the weights of a tile again, and the gradients that follow from them.
 
-With the forward's log-sums L, p = exp(s - L), dp = grad_out v (times dropout), ds = p (dp - delta) and
-dx = ds sigma'(x). `of_query` has a block of queries and goes over the keys: gradients of the query, and a partial sum
-of the parameters' gradients for each program. `of_key` has a block of keys and goes over the queries of all heads that
-share it. `of_bias` has a tile of the bias and goes over all that share it. Nothing is added to by two programs.
+With the forward's largest s and sums, p = exp(s - top) / total, dp = grad_out v (times dropout), ds = p (dp - delta)
+and dx = ds sigma'(x). `of_query` has a block of queries and goes over the keys: gradients of the query, and a partial
+sum of the parameters' gradients for each program. `of_key` has a block of keys and goes over the queries of all heads
+that share it. `of_bias` has a tile of the bias and goes over all that share it. Nothing is added to by two programs.
 """
 
 import triton
@@ -24,6 +24,7 @@ from multimax.ops.attention.triton.scores import (
     param_terms,
     sequence_of,
     slope,
+    tile_of,
 )
 from multimax.ops.jit import dot, narrow
 
@@ -34,8 +35,9 @@ def prepare(
     g_batch, g_head, g_row, o_batch, o_head, o_row,
     REST: tl.constexpr, LSE: tl.constexpr, DV: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Of each row, in the order of stats: the sum of grad_out out, less the gradient of the log-sum; and the log-sum to
-    the base 2, infinite where there is nothing, so that all weights are 0."""
+    """Four planes, of which this writes three. Of each row, in the order of stats: delta, which is the sum of grad_out
+    out, less the gradient of the log-sum; the largest s, to the base 2, infinite where there is nothing, so that all
+    weights are 0; and 1 / total. Not one log-sum: beside a large s, total would be lost."""
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     real = row < rows
     b, h, i = row // queries // heads, row // queries % heads, row % queries
@@ -51,8 +53,9 @@ def prepare(
         result -= tl.load(grad_lse + row, mask=real, other=0.0)
     tl.store(delta_ + row, result, mask=real)
     total = tl.load(stats + rows + row, mask=real, other=0.0)
-    log_sum = tl.load(stats + row, mask=real, other=0.0) * LOG2_E + tl.log2(tl.where(total == 0, 1.0, total))
-    tl.store(delta_ + rows + row, tl.where(total == 0, float("inf"), log_sum), mask=real)
+    top = tl.load(stats + row, mask=real, other=0.0) * LOG2_E
+    tl.store(delta_ + rows + row, tl.where(total == 0, float("inf"), top), mask=real)
+    tl.store(delta_ + 2 * rows + row, tl.where(total == 0, 0.0, 1.0 / total), mask=real)
 
 
 @triton.jit
@@ -64,7 +67,7 @@ def _folded(t, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 @triton.jit
 def _query_tiles(
-    dq, parts, left, mean, begin, end, q, grad, lse, minus, k_, k_row, v_, v_row, i, keys, first, last, width,
+    dq, parts, left, mean, begin, end, q, grad, top, norm, minus, k_, k_row, v_, v_row, i, keys, first, last, width,
     value_width, mask, mask_row, mask_column, bias, bias_row, bias_column, coefs, knots, scale, seed, head, below,
     kept_scale,
     ORDER: tl.constexpr, MASK: tl.constexpr, BIAS: tl.constexpr, DROPOUT: tl.constexpr, PARAMS: tl.constexpr,
@@ -72,7 +75,7 @@ def _query_tiles(
     PRECISION: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, EVEN: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, SKIP: tl.constexpr,
 ):  # fmt: skip
-    """The keys from begin to end."""
+    """The keys from begin to end. minus is delta times norm."""
     d = tl.arange(0, D)
     dv = tl.arange(0, DV)
     for start in range(begin, end, BLOCK_N):
@@ -90,13 +93,13 @@ def _query_tiles(
                 z, i, j, inside, mask, mask_row, mask_column, bias, bias_row, bias_column, coefs, knots, scale,
                 ORDER, MASK, BIAS, EDGE, MASK_FLOOR, BIAS_FLOOR,
             )  # fmt: skip
-            p = tl.exp2(s * (LOG2_E * REACH) - lse[:, None])
+            p = tl.exp2(s * (LOG2_E * REACH) - top[:, None])  # but for its norm
             v = load_rows(v_, column, v_row, dv, there, value_width, EDGE, EVEN)
             if not SKIP or any_of(tl.sum(p, 1) != 0):  # if all weights are 0, so are the gradients
                 dp = dot(grad, tl.trans(v), None, PRECISION)
                 if DROPOUT:
                     dp = tl.where(kept(seed, head, i, j, below), dp * kept_scale, 0.0)
-                ds = p * (dp - minus[:, None])
+                ds = p * (dp * norm[:, None] - minus[:, None])
                 dx = ds * slope(x, coefs, knots, ORDER)
                 dq = dot(narrow(dx, k.dtype), k, dq, PRECISION)
                 if PARAMS or BIAS:
@@ -115,7 +118,7 @@ def _query_tiles(
 @triton.jit
 def of_query(
     grad_, grad_lse, q_, k_, v_, coefs_, knots_, mask_, bias_, query_starts, key_starts, seed_, delta_, dq_, sums,
-    heads, group, queries, keys, width, value_width, sequences, tiles,
+    programs, heads, group, queries, keys, width, value_width, sequences, tiles,
     g_batch, g_head, g_row, q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, d_batch, d_head,
     d_row,
     mask_batch, mask_head, mask_row, mask_column, bias_batch, bias_head, bias_row, bias_column,
@@ -127,11 +130,11 @@ def of_query(
     BLOCK_N: tl.constexpr, SKIP: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a block of queries, and its share of the parameters' gradients."""
-    tile = tl.program_id(0)
-    b = tl.program_id(1) // heads
-    head = tl.program_id(1) % heads
+    tile, outer = tile_of(programs)
+    b = outer // heads
+    head = outer % heads
     # (heads, batches, tiles, order, 2, 2): what one set of parameters gets lies together
-    batches = tl.num_programs(1) // heads
+    batches = programs // heads
     home = sums + ((head * batches + b).to(tl.int64) * tiles + tile) * (4 * ORDER)
     first_query = 0
     if VARLEN:
@@ -161,8 +164,9 @@ def of_query(
     dv = tl.arange(0, DV)
     q = load_rows(q_ + head64 * q_head, first_query + row, q_row, d, real, width, True, EVEN)
     grad = load_rows(grad_ + head64 * g_head, first_query + row, g_row, dv, real, value_width, True, EVEN)
-    minus = tl.load(delta_ + at, mask=real, other=0.0)
-    lse = tl.load(delta_ + plane + at, mask=real, other=float("inf"))
+    delta = tl.load(delta_ + at, mask=real, other=0.0)
+    top = tl.load(delta_ + plane + at, mask=real, other=float("inf"))
+    norm = tl.load(delta_ + 2 * plane + at, mask=real, other=0.0)
     set_at = head * (2 * ORDER) if SETS else 0
     coefs, knots = load_curve(coefs_, knots_, set_at, ORDER)
     seed = tl.load(seed_).to(tl.uint64, bitcast=True) if DROPOUT else 0
@@ -196,9 +200,9 @@ def of_query(
     ends = (min(full_start, stop), full_stop, stop)
     for zone in tl.static_range(0 if LEFT or MASK != 0 or BIAS else 1, 1 if MASK != 0 or BIAS else 3):
         dq, parts, much, mean = _query_tiles(
-            dq, parts, much, mean, begins[zone], ends[zone], q, grad, lse, minus, k_, k_row, v_, v_row, i, keys,
-            first, last, width, value_width, mask_, mask_row, mask_column, bias_, bias_row, bias_column, coefs, knots,
-            unit_scale, seed, b * heads + head, below, kept_scale,
+            dq, parts, much, mean, begins[zone], ends[zone], q, grad, top, norm, delta * norm, k_, k_row, v_, v_row, i,
+            keys, first, last, width, value_width, mask_, mask_row, mask_column, bias_, bias_row, bias_column, coefs,
+            knots, unit_scale, seed, b * heads + head, below, kept_scale,
             ORDER, MASK, BIAS, DROPOUT, PARAMS, zone != 1, FLOOR, MASK_FLOOR, BIAS_FLOOR, PRECISION, D, DV, EVEN,
             BLOCK_M, BLOCK_N, SKIP,
         )  # fmt: skip
@@ -209,13 +213,13 @@ def of_query(
     if LSE:
         extra -= tl.load(grad_lse + at, mask=real, other=0.0)
     if BIAS:  # delta without its error, for of_bias; see below
-        tl.store(delta_ + 2 * plane + at, minus + extra, mask=real)
+        tl.store(delta_ + 3 * plane + at, delta + extra, mask=real)
     if PARAMS:
         # A row's ds add up to 0, or to the gradient of its log-sum, but for the rounding of delta, which all of them
         # share and the parameters' sums would show. What there is too much of it is taken out at the row's mean x; see
         # csrc/attention/backward.h.
-        extra = tl.where(real & (lse != float("inf")), -extra, 0.0)
-        terms = param_terms(tl.sum(mean, 1), extra, knots, ORDER)
+        extra = tl.where(real & (top != float("inf")), -extra, 0.0)
+        terms = param_terms(tl.sum(mean, 1) * norm, extra, knots, ORDER)
         factors = param_factors(coefs, ORDER)
         for n in tl.static_range(4 * ORDER):
             tl.store(home + n, tl.sum(tl.sum(parts[n], 1) + terms[n], 0) * factors[n])
@@ -248,19 +252,21 @@ def _key_tiles(
                 z, i, j, inside, mask, mask_row, mask_column, bias, bias_row, bias_column, coefs, knots, scale,
                 ORDER, MASK, BIAS, EDGE, MASK_FLOOR, BIAS_FLOOR,
             )  # fmt: skip
-            lse = tl.load(delta_ + plane + row, mask=there, other=float("inf"))
-            p = tl.exp2(s * (LOG2_E * REACH) - lse[None, :])
+            top = tl.load(delta_ + plane + row, mask=there, other=float("inf"))
+            p = tl.exp2(s * (LOG2_E * REACH) - top[None, :])
             grad = load_rows(grad_, row, g_row, dv_, there, value_width, EDGE, EVEN)
-            minus = tl.load(delta_ + row, mask=there, other=0.0)
+            norm = tl.load(delta_ + 2 * plane + row, mask=there, other=0.0)
+            minus = tl.load(delta_ + row, mask=there, other=0.0) * norm
             if not SKIP or any_of(tl.sum(p, 1) != 0):
                 dp = dot(v, tl.trans(grad), None, PRECISION)
-                dropped = p
+                factor = norm[None, :]
                 if DROPOUT:
-                    factor = tl.where(kept(seed, head, i, j, below), kept_scale, 0.0)
-                    dropped = p * factor
-                    dp = dp * factor
-                dv = dot(narrow(dropped, grad.dtype), grad, dv, PRECISION)
-                dx = p * (dp - minus[None, :]) * slope(x, coefs, knots, ORDER)
+                    factor = tl.where(kept(seed, head, i, j, below), kept_scale, 0.0) * factor
+                weights = p * factor
+                if MASK != 0 or BIAS or EDGE:  # a row's NaN does not reach what it does not see
+                    weights = tl.where(s == float("-inf"), 0.0, weights)
+                dv = dot(narrow(weights, grad.dtype), grad, dv, PRECISION)
+                dx = p * (dp * factor - minus[None, :]) * slope(x, coefs, knots, ORDER)
                 dk = dot(narrow(dx, q.dtype), q, dk, PRECISION)
     return dk, dv
 
@@ -268,7 +274,7 @@ def _key_tiles(
 @triton.jit
 def of_key(
     grad_, q_, k_, v_, coefs_, knots_, mask_, bias_, query_starts, key_starts, seed_, delta_, dk_, dv_,
-    heads, group, queries, keys, width, value_width, sequences,
+    programs, heads, group, queries, keys, width, value_width, sequences,
     g_batch, g_head, g_row, q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
     dk_batch, dk_head, dk_row, dv_batch, dv_head, dv_row,
     mask_batch, mask_head, mask_row, mask_column, bias_batch, bias_head, bias_row, bias_column,
@@ -280,10 +286,10 @@ def of_key(
     BLOCK_N: tl.constexpr, SKIP: tl.constexpr,
 ):  # fmt: skip
     """The gradients of a block of keys and values."""
-    tile = tl.program_id(0)
+    tile, outer = tile_of(programs)
     key_heads = heads // group
-    b = tl.program_id(1) // key_heads
-    key_head = tl.program_id(1) % key_heads
+    b = outer // key_heads
+    key_head = outer % key_heads
     first_query = 0
     first_query64 = 0
     first_key = 0
@@ -359,8 +365,8 @@ def of_key(
 @triton.jit
 def of_bias(
     grad_, q_, k_, v_, coefs_, knots_, mask_, bias_, seed_, delta_, out_,
-    batches, heads, group, queries, keys, width, value_width, shared_batches, shared_heads, query_tiles, key_tiles,
-    g_batch, g_head, g_row, q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
+    programs, grid_keys, heads, group, queries, keys, width, value_width, shared_batches, shared_heads, query_tiles,
+    key_tiles, g_batch, g_head, g_row, q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
     mask_batch, mask_head, mask_row, mask_column, bias_batch, bias_head, bias_row, bias_column,
     o_batch, o_head, o_row, o_column, stats_batch, stats_head, plane, scale, below, kept_scale, left, right,
     ORDER: tl.constexpr, SETS: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr,
@@ -370,10 +376,11 @@ def of_bias(
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a tile of the bias: sums over the batches, heads, queries and keys that share it."""
-    first_query_tile = 0 if SHARED_ROWS else tl.program_id(0)
-    first_key_tile = 0 if SHARED_COLUMNS else tl.program_id(1)
-    first_batch = tl.program_id(2) // (heads // shared_heads) * shared_batches
-    first_head = tl.program_id(2) % (heads // shared_heads) * shared_heads
+    tile, outer = tile_of(programs)
+    first_query_tile = tile // grid_keys
+    first_key_tile = tile % grid_keys
+    first_batch = outer // (heads // shared_heads) * shared_batches
+    first_head = outer % (heads // shared_heads) * shared_heads
     d = tl.arange(0, D)
     dv = tl.arange(0, DV)
     seed = tl.load(seed_).to(tl.uint64, bitcast=True) if DROPOUT else 0
@@ -394,8 +401,9 @@ def of_bias(
                 q = load_rows(q_ + b64 * q_batch + head64 * q_head, row, q_row, d, real, width, True, EVEN)
                 grad = load_rows(grad_ + b64 * g_batch + head64 * g_head, row, g_row, dv, real, value_width, True, EVEN)
                 at = b64 * stats_batch + head64 * stats_head + row
-                minus = tl.load(delta_ + 2 * plane + at, mask=real, other=0.0)
-                lse = tl.load(delta_ + plane + at, mask=real, other=float("inf"))
+                top = tl.load(delta_ + plane + at, mask=real, other=float("inf"))
+                norm = tl.load(delta_ + 2 * plane + at, mask=real, other=0.0)
+                minus = tl.load(delta_ + 3 * plane + at, mask=real, other=0.0) * norm
                 i = row[:, None]
                 for key_tile in range(first_key_tile, first_key_tile + key_tiles):
                     column = key_tile * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -416,11 +424,11 @@ def of_bias(
                             unit_scale,
                             ORDER, MASK, True, True, MASK_FLOOR, BIAS_FLOOR,
                         )  # fmt: skip
-                        p = tl.exp2(s * (LOG2_E * REACH) - lse[:, None])
+                        p = tl.exp2(s * (LOG2_E * REACH) - top[:, None])
                         dp = dot(grad, tl.trans(v), None, PRECISION)
                         if DROPOUT:
                             dp = tl.where(kept(seed, b * heads + head, i, j, below), dp * kept_scale, 0.0)
-                        dx = p * (dp - minus[:, None]) * slope(x, coefs, knots, ORDER)
+                        dx = p * (dp * norm[:, None] - minus[:, None]) * slope(x, coefs, knots, ORDER)
                         total += tl.where(inside, dx, 0.0)
     row = first_query_tile * BLOCK_M + tl.arange(0, BLOCK_M)
     column = first_key_tile * BLOCK_N + tl.arange(0, BLOCK_N)

@@ -35,7 +35,7 @@ NVIDIA_HALF: Configs = {
 }
 NVIDIA_SINGLE: Configs = {
     "forward": {64: [_config(32, 32, 4, 2)], 128: [_config(16, 32, 4, 1)]},
-    "of_query": {64: [_config(32, 16, 4, 1)], 128: [_config(16, 16, 4, 1)]},
+    "of_query": {64: [_config(16, 32, 4, 1)], 128: [_config(16, 16, 4, 1)]},
     "of_key": {64: [_config(16, 32, 4, 1)], 128: [_config(16, 16, 4, 1)]},
 }
 AMD_HALF: Configs = {
@@ -54,7 +54,7 @@ INTERPRETED: Configs = {
     "of_query": {256: [_config(64, 32, 4, 1, skip=True)]},
     "of_key": {256: [_config(32, 64, 4, 1, skip=True)]},
 }
-FEW_QUERIES = {2: _config(16, 64, 4, 2), 4: _config(16, 16, 4, 1)}  # by the size of an entry
+FEW_QUERIES = {2: _config(16, 64, 4, 2), 4: _config(16, 16, 8, 1)}  # by the size of an entry
 OF_BIAS = {2: _config(64, 32, 4, 1), 4: _config(16, 32, 4, 1)}
 
 

@@ -19,6 +19,7 @@ from multimax.ops.attention.triton.scores import (
     load_rows,
     modulated,
     sequence_of,
+    tile_of,
 )
 from multimax.ops.jit import dot, narrow
 
@@ -50,9 +51,10 @@ def _tiles(
                 ORDER, MASK, BIAS, EDGE, MASK_FLOOR, BIAS_FLOOR,
             )  # fmt: skip
             higher = tl.maximum(top, tl.max(s, 1))
-            base = tl.where(higher <= FLOOR * UNIT, 0.0, higher) * (LOG2_E * REACH)  # nothing but masked scores
-            p = tl.exp2(s * (LOG2_E * REACH) - base[:, None])
-            factor = tl.exp2(top * (LOG2_E * REACH) - base)
+            base = tl.where(higher <= FLOOR * UNIT, 0.0, higher)  # nothing but masked scores
+            p = tl.exp2(s * (LOG2_E * REACH) - (base * (LOG2_E * REACH))[:, None])
+            # subtracted first: 1 if the largest stays, where a fused product would leave its rounding, tile after tile
+            factor = tl.exp2((top - base) * (LOG2_E * REACH))
             more = tl.sum(p, 1)
             v = load_rows(v_, column, v_row, dv, there, value_width, EDGE, EVEN)
             if not SKIP or any_of(real & (more != 0)):  # if all weights are 0, nothing changes
@@ -67,7 +69,7 @@ def _tiles(
 @triton.jit
 def forward(
     q_, k_, v_, coefs_, knots_, mask_, bias_, query_starts, key_starts, seed_, out_, rest_, stats, parts,
-    heads, group, queries, keys, width, value_width, sequences, splits, split_keys,
+    programs, heads, group, queries, keys, width, value_width, sequences, splits, split_keys,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, o_batch, o_head, o_row,
     mask_batch, mask_head, mask_row, mask_column, bias_batch, bias_head, bias_row, bias_column,
     stats_batch, stats_head, plane, scale, below, kept_scale, left, right,
@@ -79,13 +81,13 @@ def forward(
 ):  # fmt: skip
     """Output, what rounding took from it (REST), and of each row the largest s and the sum of exp(s - largest); of a
     part of the keys, if SPLIT, to `parts` instead."""
-    tile = tl.program_id(0)
+    tile, outer = tile_of(programs)
     part = 0
     if SPLIT:
         part = tile % splits
         tile = tile // splits
-    b = tl.program_id(1) // (heads // group if PACK else heads)
-    head = tl.program_id(1) % (heads // group if PACK else heads)
+    b = outer // (heads // group if PACK else heads)
+    head = outer % (heads // group if PACK else heads)
     first_query = 0
     if VARLEN:
         b, tile = sequence_of(tile, query_starts, sequences, BLOCK_M)

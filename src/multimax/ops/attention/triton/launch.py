@@ -90,16 +90,23 @@ def common(call: AttentionCall, shape: Shape) -> dict[str, Any]:
     }
 
 
-def numbers(call: AttentionCall) -> tuple[float | int, ...]:
-    """Scale, which hashes are dropped and the factor of the others, and the bounds of the band."""
+def numbers(call: AttentionCall, shape: Shape) -> tuple[float | int, ...]:
+    """Scale, which hashes are dropped and the factor of the others, and the bounds of the band: no larger than makes a
+    difference, so that nothing overflows."""
+    most = shape.queries + shape.keys
     below = min(int(call.dropout_p * 2**32), 2**32 - 1)
     kept = 1 / (1 - call.dropout_p) if call.dropout_p < 1 else 0.0
-    return call.scale, below, kept, call.left, call.right
+    return call.scale, below, kept, min(call.left, most), min(call.right, most)
 
 
 def given(*tensors: Tensor | None, instead: Tensor) -> list[Tensor]:
     """A pointer for each, to something else where there is none: it is not read."""
     return [instead if t is None else t for t in tensors]
+
+
+def starts_of(call: AttentionCall) -> list[Tensor | None]:
+    """Where packed sequences begin, one after the other."""
+    return [None if t is None else t.contiguous() for t in (call.query_starts, call.key_starts)]
 
 
 def tiles_of(rows: int, sequences: int, block: int) -> int:
@@ -167,24 +174,22 @@ def forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
         splits = -(-shape.keys // split_keys)
         parts = query.new_empty((splits, rows, 2 + options["DV"]), dtype=torch.float32)
     coefs, knots = call.coefs.contiguous(), call.knots.contiguous()
-    mask, bias, query_starts, key_starts, seed = given(
-        call.mask, call.bias, call.query_starts, call.key_starts, call.seed, instead=query
-    )
+    mask, bias, query_starts, key_starts, seed = given(call.mask, call.bias, *starts_of(call), call.seed, instead=query)
     arguments = (
         query, call.key, value, coefs, knots, mask, bias, query_starts, key_starts, seed, out, rest, stats, parts,
-        shape.heads, shape.group, shape.queries, shape.keys, shape.width, shape.value_width, shape.sequences, splits,
-        split_keys, *heads_strides(query), *heads_strides(call.key), *heads_strides(value), *heads_strides(out),
+        programs, shape.heads, shape.group, shape.queries, shape.keys, shape.width, shape.value_width, shape.sequences,
+        splits, split_keys, *heads_strides(query), *heads_strides(call.key), *heads_strides(value), *heads_strides(out),
         *scores_strides(call.mask), *scores_strides(call.bias), shape.heads * shape.queries, shape.queries, rows,
-        *numbers(call),
+        *numbers(call, shape),
     )  # fmt: skip
     options |= {"PACK": pack, "SPLIT": splits > 1}
     if few:
         tiles = -(-shape.queries * (shape.group if pack else 1) // small.kwargs["BLOCK_M"])
-        gpu.launch(forward_kernels.forward, (tiles * splits, programs), *arguments, **options, **small.all_kwargs())
+        gpu.launch(forward_kernels.forward, (tiles * splits * programs,), *arguments, **options, **small.all_kwargs())
     else:
         gpu.launch(
             kernel_for("forward", forward_kernels.forward, call, shape),
-            lambda meta: (tiles_of(shape.queries, shape.sequences, meta["BLOCK_M"]), programs),
+            lambda meta: (tiles_of(shape.queries, shape.sequences, meta["BLOCK_M"]) * programs,),
             *arguments,
             **options,
         )
@@ -217,9 +222,9 @@ def backward(*args: Any) -> tuple[Tensor, ...]:
     options = common(call, shape)
     coefs, knots = call.coefs.contiguous(), call.knots.contiguous()
     mask, bias, query_starts, key_starts, seed, grad_lse = given(
-        call.mask, call.bias, call.query_starts, call.key_starts, call.seed, given_back.grad_lse, instead=query
+        call.mask, call.bias, *starts_of(call), call.seed, given_back.grad_lse, instead=query
     )
-    minus = stats.new_empty(3, rows)  # delta, the log-sums, and delta once more for the bias
+    minus = stats.new_empty(4, rows)  # as `prepare` has it, and delta once more for the bias
     gpu.launch(
         backward_kernels.prepare, (-(-rows // 16),), grad, out, rest if rest.numel() else out, grad_lse, stats, minus,
         rows, shape.heads, shape.queries, shape.value_width, *heads_strides(grad), *heads_strides(out),
@@ -232,26 +237,23 @@ def backward(*args: Any) -> tuple[Tensor, ...]:
     varlen = {"VARLEN": shape.sequences > 0}
 
     order = call.coefs.shape[-2]
-    programs = shape.batches * shape.heads
+    programs, key_programs = shape.batches * shape.heads, shape.batches * shape.heads // shape.group
     blocks = smallest("of_query", max(options["D"], options["DV"]), query.dtype.itemsize)
     tiles = tiles_of(shape.queries, shape.sequences, blocks)
     sums = stats.new_zeros((shape.heads, shape.batches * tiles if given_back.params_grad else 0, order, 2, 2))
     gpu.launch(
         kernel_for("of_query", backward_kernels.of_query, call, shape),
-        lambda meta: (tiles_of(shape.queries, shape.sequences, meta["BLOCK_M"]), programs),
+        lambda meta: (tiles_of(shape.queries, shape.sequences, meta["BLOCK_M"]) * programs,),
         grad, grad_lse, query, key, value, coefs, knots, mask, bias, query_starts, key_starts, seed, minus,
-        of_query, sums, *sizes, shape.sequences, tiles, *strides, *heads_strides(of_query), *masks, *where,
-        *numbers(call), PARAMS=given_back.params_grad, LSE=given_back.grad_lse is not None, **varlen, **options,
+        of_query, sums, programs, *sizes, shape.sequences, tiles, *strides, *heads_strides(of_query), *masks, *where,
+        *numbers(call, shape), PARAMS=given_back.params_grad, LSE=given_back.grad_lse is not None, **varlen, **options,
     )  # fmt: skip
     gpu.launch(
         kernel_for("of_key", backward_kernels.of_key, call, shape),
-        lambda meta: (
-            tiles_of(shape.keys, shape.sequences, meta["BLOCK_N"]),
-            shape.batches * shape.heads // shape.group,
-        ),
+        lambda meta: (tiles_of(shape.keys, shape.sequences, meta["BLOCK_N"]) * key_programs,),
         grad, query, key, value, coefs, knots, mask, bias, query_starts, key_starts, seed, minus, of_key,
-        of_value, *sizes, shape.sequences, *strides, *heads_strides(of_key), *heads_strides(of_value), *masks, *where,
-        *numbers(call), **varlen, **options,
+        of_value, key_programs, *sizes, shape.sequences, *strides, *heads_strides(of_key), *heads_strides(of_value),
+        *masks, *where, *numbers(call, shape), **varlen, **options,
     )  # fmt: skip
     if of_bias.numel():
         _of_bias(call, shape, options, (grad, query, key, value, coefs, knots, mask, bias, seed, minus), of_bias)
@@ -275,14 +277,15 @@ def _of_bias(
     rows = shape.batches * shape.heads * shape.queries
     shared_rows, shared_columns = queries == 1 != shape.queries, keys == 1 != shape.keys
     query_tiles, key_tiles = -(-shape.queries // block_m), -(-shape.keys // block_n)
+    grid_queries, grid_keys = 1 if shared_rows else query_tiles, 1 if shared_columns else key_tiles
     strides = [s for t in tensors[:4] for s in heads_strides(t)]
     gpu.launch(
         backward_kernels.of_bias,
-        (1 if shared_rows else query_tiles, 1 if shared_columns else key_tiles, batches * heads),
-        *tensors, of_bias, shape.batches, shape.heads, shape.group, shape.queries, shape.keys, shape.width,
+        (grid_queries * grid_keys * batches * heads,),
+        *tensors, of_bias, batches * heads, grid_keys, shape.heads, shape.group, shape.queries, shape.keys, shape.width,
         shape.value_width, shape.batches // batches, shape.heads // heads, query_tiles if shared_rows else 1,
         key_tiles if shared_columns else 1, *strides, *scores_strides(call.mask), *scores_strides(call.bias),
-        *scores_strides(of_bias), shape.heads * shape.queries, shape.queries, rows, *numbers(call),
+        *scores_strides(of_bias), shape.heads * shape.queries, shape.queries, rows, *numbers(call, shape),
         SHARED_ROWS=shared_rows, SHARED_COLUMNS=shared_columns, BLOCK_M=block_m, BLOCK_N=block_n, num_warps=4,
         num_stages=1, **{name: value for name, value in options.items() if name != "BIAS"},
     )  # fmt: skip

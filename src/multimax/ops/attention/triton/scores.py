@@ -18,6 +18,13 @@ STEEP = tl.constexpr(2.0**120)
 
 
 @triton.jit
+def tile_of(programs):
+    """A program's tile, and which batch and head: one dim of the grid for both, as the others end at 65535."""
+    tiles = tl.num_programs(0) // programs
+    return tl.program_id(0) % tiles, tl.program_id(0) // tiles
+
+
+@triton.jit
 def sequence_of(tile, starts, sequences, BLOCK: tl.constexpr):
     """Of packed sequences: the one that a tile of rows belongs to, and which of its tiles it is. Sequence b has the
     tiles from starts[b] // BLOCK + b on, which is room enough for every length: the host need not know them."""
@@ -75,9 +82,15 @@ def any_of(rows):
 
 
 @triton.jit
+def at_scores(first, i, j, row, column):
+    """Where the scores of queries i and keys j lie: further than 32 bits count, maybe."""
+    return first + i.to(tl.int64) * row + j.to(tl.int64) * column
+
+
+@triton.jit
 def any_left(mask, i, j, there, row, column, MASK: tl.constexpr, MASK_FLOOR: tl.constexpr):
     """Whether a mask leaves anything of a tile; NaN counts."""
-    m = tl.load(mask + i * row + j * column, mask=there, other=0)
+    m = tl.load(at_scores(mask, i, j, row, column), mask=there, other=0)
     on = (m != 0) if MASK == 1 else ((m.to(tl.float32) <= MASK_FLOOR) == 0)
     return any_of(tl.max((on & there).to(tl.int32), 1))
 
@@ -191,14 +204,14 @@ def modulated(
     """x and s, scaled; s is -inf where a mask excludes. mask and bias point to the tile's own head."""
     x = z * scale
     if BIAS:
-        added = tl.load(bias + i * bias_row + j * bias_column, mask=inside, other=0.0).to(tl.float32)
+        added = tl.load(at_scores(bias, i, j, bias_row, bias_column), mask=inside, other=0.0).to(tl.float32)
         x = tl.where(added <= BIAS_FLOOR, float("-inf"), x + added * UNIT)
     s = sigma(x, coefs, knots, ORDER)
     if MASK == 1:
-        on = tl.load(mask + i * mask_row + j * mask_column, mask=inside, other=0)
+        on = tl.load(at_scores(mask, i, j, mask_row, mask_column), mask=inside, other=0)
         s = tl.where(on != 0, s, float("-inf"))
     if MASK == 2:
-        m = tl.load(mask + i * mask_row + j * mask_column, mask=inside, other=0.0).to(tl.float32)
+        m = tl.load(at_scores(mask, i, j, mask_row, mask_column), mask=inside, other=0.0).to(tl.float32)
         # what was masked before stays so, whatever is added
         s = tl.where((m <= MASK_FLOOR) | (s == float("-inf")), float("-inf"), s + m * UNIT)
     if EDGE:

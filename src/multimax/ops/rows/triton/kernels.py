@@ -27,6 +27,12 @@ def _offset(row, size1, size2, size3, stride0, stride1, stride2, stride3):
 
 
 @triton.jit
+def _places(first, rows, columns, column):
+    """Where the entries of rows in those columns lie: further than 32 bits count, maybe."""
+    return first + rows[:, None] + columns[None, :].to(tl.int64) * column
+
+
+@triton.jit
 def _entries(
     x_, mask, x_rows, m_rows, real, start, length, x_column, m_column,
     HAS_MASK: tl.constexpr, FLOOR: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
@@ -34,10 +40,10 @@ def _entries(
     """A piece of each row: its columns, which entries are there, the entries, and which of them take no part."""
     columns = start + tl.arange(0, BLOCK)
     there = real[:, None] & (columns < length)[None, :]
-    x = tl.load(x_ + x_rows[:, None] + columns[None, :] * x_column, mask=there, other=0.0).to(WIDE)
+    x = tl.load(_places(x_, x_rows, columns, x_column), mask=there, other=0.0).to(WIDE)
     off = (x <= FLOOR) | (there == 0)
     if HAS_MASK:
-        on = tl.load(mask + m_rows[:, None] + columns[None, :] * m_column, mask=there, other=0)
+        on = tl.load(_places(mask, m_rows, columns, m_column), mask=there, other=0)
         off = off | (on == 0)
     return columns, there, x, off
 
@@ -121,14 +127,18 @@ def forward(
 
     if ONE_TILE and KIND != MODULATE:
         y = _result(x, s, off, top, norm, KIND)
-        tl.store(y_ + y_rows[:, None] + columns[None, :] * y_column, narrow(y, y_.dtype.element_ty), mask=there)
+        tl.store(_places(y_, y_rows, columns, y_column), narrow(y, y_.dtype.element_ty), mask=there)
     else:
         for start in range(0, length, BLOCK):
             columns, there, x, off = _entries(
                 x_, mask, x_rows, m_rows, real, start, length, x_column, m_column, HAS_MASK, FLOOR, WIDE, BLOCK
             )
             y = _result(x, _scores(x, off, coefs, knots, ORDER), off, top, norm, KIND)
-            tl.store(y_ + y_rows[:, None] + columns[None, :] * y_column, narrow(y, y_.dtype.element_ty), mask=there)
+            tl.store(
+                _places(y_, y_rows, columns, y_column),
+                narrow(y, y_.dtype.element_ty),
+                mask=there,
+            )
 
 
 @triton.jit
@@ -143,7 +153,7 @@ def _weights(
         else:
             return tl.exp((s - top[:, None]) - norm[:, None])
     else:
-        y = tl.load(saved + saved_rows[:, None] + columns[None, :] * saved_column, mask=there, other=0.0).to(WIDE)
+        y = tl.load(_places(saved, saved_rows, columns, saved_column), mask=there, other=0.0).to(WIDE)
         return y if KIND == MULTIMAX else tl.exp(y)
 
 
@@ -187,7 +197,7 @@ def backward(
             columns, there, x, off = _entries(
                 x_, mask, x_rows, m_rows, real, start, length, x_column, m_column, HAS_MASK, FLOOR, WIDE, BLOCK
             )
-            g = tl.load(grad_ + g_rows[:, None] + columns[None, :] * g_column, mask=there, other=0.0).to(WIDE)
+            g = tl.load(_places(grad_, g_rows, columns, g_column), mask=there, other=0.0).to(WIDE)
             g = tl.where(off, 0.0, g)
             if KIND == MULTIMAX:
                 s = _scores(x, off, coefs, knots, ORDER)
@@ -201,7 +211,7 @@ def backward(
         columns, there, x, off = _entries(
             x_, mask, x_rows, m_rows, real, start, length, x_column, m_column, HAS_MASK, FLOOR, WIDE, BLOCK
         )
-        ds = tl.load(grad_ + g_rows[:, None] + columns[None, :] * g_column, mask=there, other=0.0).to(WIDE)
+        ds = tl.load(_places(grad_, g_rows, columns, g_column), mask=there, other=0.0).to(WIDE)
         safe = tl.where(off, 0.0, x)
         if KIND != MODULATE:
             s = tl.where(off, float("-inf"), sigma(safe, coefs, knots, ORDER))
@@ -209,7 +219,11 @@ def backward(
             ds = p * (ds - dot[:, None]) if KIND == MULTIMAX else ds - p * dot[:, None]
         ds = tl.where(off, 0.0, ds)
         dx = tl.where(off, 0.0, ds * slope(safe, coefs, knots, ORDER))
-        tl.store(out_ + o_rows[:, None] + columns[None, :] * o_column, narrow(dx, out_.dtype.element_ty), mask=there)
+        tl.store(
+            _places(out_, o_rows, columns, o_column),
+            narrow(dx, out_.dtype.element_ty),
+            mask=there,
+        )
         if PARAMS:
             terms = param_terms(safe, ds, coefs, knots, ORDER)
             more = ()
