@@ -50,7 +50,7 @@ def kernel_jobs() -> list[tuple[str, str, list[str]]]:
                 if source not in ONCE:
                     flags = [f"-DMULTIMAX_ISA={isa}", f"-DMULTIMAX_DTYPE={dtype}"]
                     jobs.append((source, f"{isa}/{dtype}", [*ISAS[isa], *flags]))
-                elif dtype == "bf16":  # every set has it
+                elif dtype == dtypes[0]:
                     jobs.append((source, isa, [*ISAS[isa], f"-DMULTIMAX_ISA={isa}"]))
     return jobs
 

@@ -1,6 +1,7 @@
 // The attention kernels. Compiled once for each instruction set, with MULTIMAX_ISA naming it.
 //
-// Scores exist only as tiles of query_block x key_block. All products run in float32, whatever the tensors' type.
+// Scores exist only as tiles of query_block x key_block. Products run in float32, whatever the tensors' type, but for
+// bfloat16 where the machine multiplies that: see operands.h.
 #include "attention/attention.h"
 
 #include "attention/backward.h"
@@ -14,6 +15,12 @@ void run_items(const AttentionJob& job, int64_t first, int64_t last, void* memor
   const Scratch scratch(job, memory);
   const Pass pass{job, scratch};
   for (int64_t item = first; item < last; ++item) pass.run(item);
+}
+
+void merge(const AttentionJob& job, int64_t first, int64_t last, void* memory) {
+  const ForwardScratch scratch(job, memory);
+  const Forward forward{job, scratch};
+  for (int64_t row = first; row < last; ++row) forward.merge(row);
 }
 
 void settle(const AttentionJob& job, const float* grad_lse, double* sums, int64_t first, int64_t last, void* memory) {
@@ -31,7 +38,8 @@ int64_t scratch_bytes(const AttentionJob& job, bool backward) {
 }  // namespace
 
 const AttentionKernels attention_kernels = {
-    forward_items, scratch_bytes, run_items<Forward, ForwardScratch>, delta, run_items<Backward, BackwardScratch>,
+    forward_items, scratch_bytes, run_items<Forward, ForwardScratch>,
+    merge,         delta,         run_items<Backward, BackwardScratch>,
     settle,        collect,
 };
 

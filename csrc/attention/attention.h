@@ -56,6 +56,11 @@ struct AttentionJob {
   float* stats;
   int64_t stats_batch, stats_head, stats_plane;
 
+  // Few queries: the keys are split, and parts get what each split has found, (splits, rows, 2 + value width padded to
+  // 16): largest s, sum of exp(s - largest), and the output without its norm.
+  int64_t splits, split_keys;
+  float* parts;
+
   // Backward. An item holds the key blocks of one chunk, for batches and key heads that share a gradient of the bias.
   Heads grad_out, grad_key, grad_value;
   Scores grad_bias;    // float32, zero before
@@ -70,6 +75,8 @@ struct AttentionJob {
   float* row_sums;
 
   int64_t key_heads() const { return heads / group; }
+  // a query for each row: those of all heads that share a key head fit one block
+  bool few_queries() const { return queries * group <= 16; }
   int64_t sets_of_item() const { return set_of_head ? owner_key_heads * group : 1; }
 };
 
@@ -77,6 +84,8 @@ struct AttentionKernels {
   int64_t (*forward_items)(const AttentionJob&);
   int64_t (*scratch_bytes)(const AttentionJob&, bool backward);  // that one thread needs, aligned to 64
   void (*forward)(const AttentionJob&, int64_t first_item, int64_t last_item, void* scratch);
+  // the splits' outputs put together, for rows [first, last)
+  void (*merge)(const AttentionJob&, int64_t first, int64_t last, void* scratch);
   // delta for rows [first, last) of (B, H, Lq): out and grad_out given, grad_lse like a plane of stats or null
   void (*delta)(const AttentionJob&, const float* grad_lse, float* delta, int64_t first, int64_t last);
   void (*backward)(const AttentionJob&, int64_t first_item, int64_t last_item, void* scratch);

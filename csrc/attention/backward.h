@@ -7,7 +7,8 @@ namespace multimax::MULTIMAX_ISA {
 namespace {
 
 struct BackwardScratch {
-  float *query, *grad_out, *key, *key_rows, *value, *rows, *grad_key, *grad_value, *x, *p, *ds, *dropped, *slopes;
+  float *query, *query_down, *grad_out, *grad_out_down, *key, *key_down, *value;  // operands
+  float *rows, *grad_key, *grad_value, *x, *p, *ds, *dropped, *slopes;
   V* lanes;
   double* folded;  // (sets, 4 order, width)
   int64_t bytes;
@@ -16,12 +17,14 @@ struct BackwardScratch {
     Pieces pieces(memory, pieces_gap);
     constexpr int64_t tile = query_block * key_block_backward;
     int64_t width = padded(job.width), value_width = padded(job.value_width);
-    query = pieces.take<float>(query_block * width);
-    grad_out = pieces.take<float>(query_block * value_width);
-    key = pieces.take<float>(key_block_backward * width);
-    key_rows = pieces.take<float>(key_block_backward * width);
-    value = pieces.take<float>(key_block_backward * value_width);
-    rows = pieces.take<float>(16 * max(width, value_width));
+    query = pieces.take<float>(query_block * row_entries(job.width));
+    query_down = terms == 1 ? query : pieces.take<float>(entries(query_block) * width);
+    grad_out = pieces.take<float>(query_block * row_entries(job.value_width));
+    grad_out_down = terms == 1 ? grad_out : pieces.take<float>(entries(query_block) * value_width);
+    key = pieces.take<float>(key_block_backward * row_entries(job.width));
+    key_down = pieces.take<float>(entries(key_block_backward) * width);
+    value = pieces.take<float>(key_block_backward * row_entries(job.value_width));
+    rows = pieces.take<float>(16 * max(row_entries(job.width), row_entries(job.value_width)));
     grad_key = pieces.take<float>(key_block_backward * width);
     grad_value = pieces.take<float>(key_block_backward * value_width);
     x = pieces.take<float>(tile);
@@ -163,39 +166,54 @@ struct Backward {
     int64_t keys = t.end - t.begin, row = sequence.first_query + t.query;
     int64_t at = t.b * job.stats_batch + t.head * job.stats_head + row;
     const Place first{t.b, t.head, row};
-    rows_of.pack(w.query, job.query, first, t.rows, job.width, job.scale);
-    Product<S>{w.query, width, 1, w.key + from, stride, t.x + from, stride, job.width, Start::zero, nullptr}.run(
-        t.rows, columns);
+    rows_of.pack(w.query, job.query, first, t.rows, job.width);
+    TileProduct{w.query, row_entries(job.width), 1,         w.key + from, stride, t.x + from,
+                stride,  entries(job.width),     job.scale, Start::zero,  nullptr}
+        .run(t.rows, columns);
     add_bias(job, t);
     if (!weights(job, w, t, band, job.stats + at)) return;
 
-    int64_t out_row;
-    const float* grad_out =
-        rows_of.in_place_or_packed(job.grad_out, first, w.grad_out, t.rows, job.value_width, out_row);
-    Product<S>{grad_out, out_row, 1, w.value + from, stride, w.ds + from, stride, job.value_width, Start::zero, nullptr}
+    int64_t down_row;
+    const float* grad_out_down = rows_of.down(job.grad_out, first, w.grad_out_down, t.rows, job.value_width, down_row);
+    const float* grad_out = grad_out_down;
+    int64_t out_row = down_row;
+    if (terms > 1) {
+      rows_of.pack(w.grad_out, job.grad_out, first, t.rows, job.value_width);
+      rows_of.pack_down(w.query_down, job.query, first, t.rows, job.width);
+      grad_out = w.grad_out;
+      out_row = row_entries(job.value_width);
+    }
+    TileProduct{grad_out, out_row,     1,      w.value + from, stride, w.ds + from, stride, entries(job.value_width),
+                1,        Start::zero, nullptr}
         .run(t.rows, columns);
     if (job.dropout.on) drop(t);
-    const float* p = job.dropout.on ? w.dropped : w.p;
-    Product<S>{p + t.begin, 1,      stride,     grad_out, out_row, w.grad_value + t.begin * value_width,
-               value_width, t.rows, Start::add, nullptr}
-        .run(keys, value_width);
 
     float* row_sums = job.sums == nullptr ? nullptr : job.row_sums + chunk * 2 * job.stats_plane + at;
     scores(job, w, t, job.delta + at, folded, row_sums);
     if (job.grad_bias.data != nullptr) add_to_bias(t);
-    Product<S>{w.ds + t.begin, 1,      stride,     w.query, width, w.grad_key + t.begin * width,
-               width,          t.rows, Start::add, nullptr}
+
+    const int64_t first_key = t.begin / terms, tile_down = terms * stride;
+    const float* p = down_columns(job.dropout.on ? w.dropped : w.p, stride, t.rows, from, t.to());
+    const float* ds = along_rows(w.ds, stride, t.rows, from, t.to(), w.x);
+    const float* ds_down = down_columns(w.ds, stride, t.rows, from, t.to());
+    TileProduct{
+        p + t.begin,     1, tile_down,  grad_out_down, down_row, w.grad_value + t.begin * value_width, value_width,
+        entries(t.rows), 1, Start::add, nullptr}
+        .run(keys, value_width);
+    TileProduct{ds_down + t.begin, 1,         tile_down,  w.query_down, width, w.grad_key + t.begin * width, width,
+                entries(t.rows),   job.scale, Start::add, nullptr}
         .run(keys, width);
-    Product<S>{w.ds + t.begin,
-               stride,
-               1,
-               w.key_rows + t.begin * width,
-               width,
-               job.grad_query + chunk * job.grad_query_chunk + at * width,
-               width,
-               keys,
-               Start::add,
-               nullptr}
+    TileProduct{ds + first_key,
+                stride,
+                1,
+                w.key_down + first_key * width,
+                width,
+                job.grad_query + chunk * job.grad_query_chunk + at * width,
+                width,
+                entries(t.end) - first_key,
+                job.scale,
+                Start::add,
+                nullptr}
         .run(t.rows, width);
   }
 
@@ -220,7 +238,7 @@ struct Backward {
             packed = true;
             rows_of.pack_transposed(w.key, stride, w.rows, job.key, first, keys, job.width);
             rows_of.pack_transposed(w.value, stride, w.rows, job.value, first, keys, job.value_width);
-            rows_of.pack(w.key_rows, job.key, first, keys, job.width, job.scale);
+            rows_of.pack_down(w.key_down, job.key, first, keys, job.width);
           }
           tile(t, band, sequence, chunk, of_head);
         }
@@ -275,11 +293,6 @@ void settle_line(const AttentionJob& job, const BackwardScratch& w, const float*
     sigma_backward<true>(slopes, mean, -left, w.lanes);
   }
   for (int j = 0; j < 4 * job.order; ++j) to[j] = S::sum(w.lanes[j]);
-}
-
-// A row in the order of stats: (B, H, Lq), or (H, all rows) if packed.
-inline Place place_of(const AttentionJob& job, int64_t row) {
-  return {row / job.stats_head / job.heads, row / job.stats_head % job.heads, row % job.stats_head};
 }
 
 void delta(const AttentionJob& job, const float* grad_lse, float* to, int64_t first, int64_t last) {

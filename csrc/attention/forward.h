@@ -12,14 +12,14 @@ struct ForwardScratch {
 
   ForwardScratch(const AttentionJob& job, void* memory) {
     Pieces pieces(memory, pieces_gap);
-    int64_t rows = item_units * query_block, width = padded(job.width), value_width = padded(job.value_width);
+    int64_t rows = item_units * query_block, width = row_entries(job.width), value_width = padded(job.value_width);
     query = pieces.take<float>(rows * width);
     out = pieces.take<float>(rows * value_width);
     top = pieces.take<float>(rows);
     total = pieces.take<float>(rows * S::width);
     key = pieces.take<float>(width * key_block);
     key_rows = pieces.take<float>(16 * width);
-    value = pieces.take<float>(key_block * value_width);
+    value = pieces.take<float>(entries(key_block) * value_width);
     tile = pieces.take<float>(query_block * key_block);
     factor = pieces.take<float>(query_block);
     bytes = pieces.bytes;
@@ -30,7 +30,9 @@ inline int64_t items_of_group(const AttentionJob& job) {
   return ceil_div(blocks_of(job.queries) * job.group, item_units);
 }
 
-inline int64_t forward_items(const AttentionJob& job) { return job.batches * job.key_heads() * items_of_group(job); }
+inline int64_t forward_items(const AttentionJob& job) {
+  return job.batches * job.key_heads() * (job.few_queries() ? job.splits : items_of_group(job));
+}
 
 // x -> s = sigma(x), and the row's largest
 template <int N>
@@ -77,7 +79,7 @@ struct Forward {
 
   // s -> exp(s - top), the sums, and what earlier results have to be multiplied with. False if the tile adds nothing,
   // because all of its exponentials are 0.
-  bool exponentiate(const Tile& t, float* tops, float* totals, const float* largest) const {
+  bool exponentiate(const Tile& t, float* tops, float* totals, const float* largest, float* factors) const {
     bool matters = false;
     for (int64_t r = 0; r < t.rows; ++r) {
       if (!(largest[r] < tops[r] + ExpConstants<float>::lowest)) matters = true;
@@ -96,7 +98,7 @@ struct Forward {
       S::store(totals + r * S::width, S::load(totals + r * S::width) * factor + sum);
       float lanes[S::width];
       S::store(lanes, factor);
-      w.factor[r] = lanes[0];
+      factors[r] = lanes[0];
       S::store(lanes, top);
       tops[r] = lanes[0];
     }
@@ -113,11 +115,8 @@ struct Forward {
     }
   }
 
-  void tile(Tile& t, const Band& band, const float* query, float* out, float* tops, float* totals, const float* value,
-            int64_t value_row) const {
-    int64_t width = padded(job.width), from = t.from();
-    Product<S>{query, width, 1, w.key + from, key_block, t.x + from, t.stride, job.width, Start::zero, nullptr}.run(
-        t.rows, t.to() - from);
+  // x -> weights without their norm; false if all of them are 0
+  bool weigh(const Tile& t, const Band& band, float* tops, float* totals, float* factors) const {
     float largest[query_block];
     add_bias(job, t);
     modulate(t, params_of(job, t.head), largest);
@@ -125,39 +124,157 @@ struct Forward {
       apply_mask(job, t, band, t.x);
       find_largest(t, largest);
     }
-    if (!exponentiate(t, tops, totals, largest)) return;
+    if (!exponentiate(t, tops, totals, largest, factors)) return false;
     if (job.dropout.on) drop(t);
-    Product<S>{
-        t.x + t.begin,   t.stride,      1,       value + t.begin * value_row, value_row, out, padded(job.value_width),
-        t.end - t.begin, Start::scaled, w.factor}
-        .run(t.rows, padded(job.value_width));
+    return true;
   }
 
-  void finish(int64_t b, int64_t head, int64_t query, int64_t rows, const Sequence& sequence, const float* out,
-              const float* tops, const float* totals) const {
+  // out = diag(factors) out + weights value, for columns [begin, end) of `rows` rows of w.tile
+  void add_values(int64_t rows, int64_t begin, int64_t end, float* out, const float* value, int64_t value_row) const {
+    int64_t first = begin / terms;
+    const float* p = along_rows(w.tile, key_block, rows, begin / 16 * 16, padded(end), w.tile);
+    TileProduct{p + first,
+                key_block,
+                1,
+                value + first * value_row,
+                value_row,
+                out,
+                padded(job.value_width),
+                entries(end) - first,
+                1,
+                Start::scaled,
+                w.factor}
+        .run(rows, padded(job.value_width));
+  }
+
+  void tile(const Tile& t, const Band& band, const float* query, float* out, float* tops, float* totals,
+            const float* value, int64_t value_row) const {
+    int64_t from = t.from();
+    TileProduct{query,    row_entries(job.width), 1,         w.key + from, key_block, t.x + from,
+                t.stride, entries(job.width),     job.scale, Start::zero,  nullptr}
+        .run(t.rows, t.to() - from);
+    if (weigh(t, band, tops, totals, w.factor)) add_values(t.rows, t.begin, t.end, out, value, value_row);
+  }
+
+  // sums: a row of the output without its norm
+  void finish(const Place& home, const float* sums, float top, float total) const {
+    V norm = S::set(total == 0 ? 0 : 1 / total);
+    rows_of.write(job.out, home, sums, job.value_width, norm);
+    if (job.rest.data) rows_of.write_lost(job.rest, job.out, home, sums, job.value_width, norm);
+    float* stats = job.stats + home.b * job.stats_batch + home.head * job.stats_head + home.row;
+    stats[0] = top == minus_infinity<float>() && total == 0 ? 0 : top;  // nothing took part
+    stats[job.stats_plane] = total;
+  }
+
+  void run(int64_t item) const { job.few_queries() ? run_few(item) : run_many(item); }
+
+  // The queries of all heads that share a key head, against one split of the keys: these and the values are read once
+  // and, but for values in half precision, in place.
+  void run_few(int64_t item) const {
+    int64_t split = item % job.splits, key_head = item / job.splits % job.key_heads();
+    int64_t b = item / job.splits / job.key_heads(), first_head = key_head * job.group;
+    const Sequence sequence(job, b);
+    const Band band(job, sequence);
+    int64_t queries = sequence.queries, rows = job.group * queries;
+    int64_t width = row_entries(job.width), value_width = padded(job.value_width);
+    for (int64_t h = 0; h < job.group; ++h) {
+      rows_of.pack(w.query + h * queries * width, job.query, {b, first_head + h, sequence.first_query}, queries,
+                   job.width);
+    }
+    clear(rows);
+
+    int64_t last_key = min((split + 1) * job.split_keys, sequence.keys);
+    for (int64_t key = split * job.split_keys; key < last_key; key += key_block) {
+      int64_t keys = min(key_block, last_key - key);
+      Tile t{b, 0, 0, queries, key, 0, 0, false, nullptr, key_block};
+      if (!clip(t, band, keys)) continue;
+      bool left[16], any = false;
+      for (int64_t h = 0; h < job.group; ++h) {
+        t.head = first_head + h;
+        left[h] = any_left(job, t);
+        any = any || left[h];
+      }
+      if (!any) continue;
+      const Place first{b, key_head, sequence.first_key + key};
+      rows_of.dots(w.tile, key_block, w.query, rows, job.key, first, keys, job.width, job.scale);
+      any = false;
+      for (int64_t h = 0; h < job.group; ++h) {
+        int64_t row = h * queries;
+        t.head = first_head + h;
+        t.x = w.tile + row * key_block;
+        if (left[h] && weigh(t, band, w.top + row, w.total + row * S::width, w.factor + row)) {
+          any = true;
+          continue;
+        }
+        for (int64_t r = row; r < row + queries; ++r) {
+          w.factor[r] = 1;
+          for (int64_t c = t.from(); c < t.to(); c += S::width) S::store(w.tile + r * key_block + c, V{});
+        }
+      }
+      if (!any) continue;
+      int64_t value_row;
+      const float* value = rows_of.down(job.value, first, w.value, keys, job.value_width, value_row);
+      add_values(rows, t.begin, t.end, w.out, value, value_row);
+    }
+
     for (int64_t r = 0; r < rows; ++r) {
-      float total = S::sum(S::load(totals + r * S::width)), top = tops[r];
-      if (top == minus_infinity<float>() && total == 0) top = 0;  // nothing took part
-      float norm = total == 0 ? 0 : 1 / total;
-      int64_t row = sequence.first_query + query + r;
-      const Place home{b, head, row};
-      const float* sums = out + r * padded(job.value_width);
-      rows_of.write(job.out, home, sums, job.value_width, S::set(norm));
-      if (job.rest.data) rows_of.write_lost(job.rest, job.out, home, sums, job.value_width, S::set(norm));
-      float* stats = job.stats + b * job.stats_batch + head * job.stats_head + row;
-      stats[0] = top;
-      stats[job.stats_plane] = total;
+      const Place home{b, first_head + r / queries, sequence.first_query + r % queries};
+      float total = S::sum(S::load(w.total + r * S::width));
+      const float* sums = w.out + r * value_width;
+      if (job.splits == 1) {
+        finish(home, sums, w.top[r], total);
+        continue;
+      }
+      float* part = part_of(split, home.b * job.stats_batch + home.head * job.stats_head + home.row);
+      part[0] = w.top[r];
+      part[1] = total;
+      for (int64_t i = 0; i < value_width; i += S::width) S::store(part + 2 + i, S::load(sums + i));
     }
   }
 
-  void run(int64_t item) const {
+  float* part_of(int64_t split, int64_t row) const {
+    return job.parts + (split * job.stats_plane + row) * (2 + padded(job.value_width));
+  }
+
+  // What the splits have found of a row, put together in w.
+  void merge(int64_t row) const {
+    const Place home = place_of(job, row);
+    float top = minus_infinity<float>();
+    for (int64_t split = 0; split < job.splits; ++split) {
+      float of_part = part_of(split, row)[0];
+      top = of_part > top ? of_part : top;
+    }
+    V base = finite(S::set(top)), total{};
+    clear(1);
+    for (int64_t split = 0; split < job.splits; ++split) {
+      const float* part = part_of(split, row);
+      V factor = exp<S>(S::set(part[0]) - base);
+      total = total + S::set(part[1]) * factor;
+      for (int64_t i = 0; i < padded(job.value_width); i += S::width) {
+        S::store(w.out + i, S::load(w.out + i) + S::load(part + 2 + i) * factor);
+      }
+    }
+    float lanes[S::width];
+    S::store(lanes, total);
+    finish(home, w.out, top, lanes[0]);
+  }
+
+  // nothing yet, of n rows
+  void clear(int64_t n) const {
+    for (int64_t i = 0; i < n; ++i) w.top[i] = minus_infinity<float>();
+    for (int64_t i = 0; i < n * padded(job.value_width); i += S::width) S::store(w.out + i, V{});
+    for (int64_t i = 0; i < n * S::width; i += S::width) S::store(w.total + i, V{});
+  }
+
+  void run_many(int64_t item) const {
     int64_t per_group = items_of_group(job), part = item % per_group;
     // heavy and light parts of a causal call in turn: neighbouring items go to one thread
     part = part % 2 ? per_group - 1 - part / 2 : part / 2;
     int64_t key_head = item / per_group % job.key_heads(), b = item / per_group / job.key_heads();
     const Sequence sequence(job, b);
     const Band band(job, sequence);
-    int64_t blocks = blocks_of(sequence.queries), width = padded(job.width), value_width = padded(job.value_width);
+    int64_t blocks = blocks_of(sequence.queries), width = row_entries(job.width);
+    int64_t value_width = padded(job.value_width);
     int64_t first_unit = part * item_units, units = min(item_units, blocks * job.group - first_unit);
     if (units <= 0) return;
 
@@ -171,11 +288,9 @@ struct Forward {
       first_key = min(first_key, band.first(query));
       last_key = max(last_key, band.last(query + unit[u].rows - 1));
       rows_of.pack(w.query + u * query_block * width, job.query, {b, unit[u].head, sequence.first_query + query},
-                   unit[u].rows, job.width, job.scale);
-      for (int64_t i = 0; i < unit[u].rows; ++i) w.top[u * query_block + i] = minus_infinity<float>();
+                   unit[u].rows, job.width);
     }
-    for (int64_t i = 0; i < units * query_block * value_width; i += S::width) S::store(w.out + i, V{});
-    for (int64_t i = 0; i < units * query_block * S::width; i += S::width) S::store(w.total + i, V{});
+    clear(units * query_block);
 
     for (int64_t key = first_key / key_block * key_block; key < last_key; key += key_block) {
       int64_t keys = min(key_block, sequence.keys - key);
@@ -189,15 +304,18 @@ struct Forward {
           packed = true;
           const Place first{b, key_head, sequence.first_key + key};
           rows_of.pack_transposed(w.key, key_block, w.key_rows, job.key, first, keys, job.width);
-          value = rows_of.in_place_or_packed(job.value, first, w.value, keys, job.value_width, value_row);
+          value = rows_of.down(job.value, first, w.value, keys, job.value_width, value_row);
         }
         tile(t, band, w.query + u * query_block * width, w.out + u * query_block * value_width, w.top + u * query_block,
              w.total + u * query_block * S::width, value, value_row);
       }
     }
     for (int64_t u = 0; u < units; ++u) {
-      finish(b, unit[u].head, unit[u].query, unit[u].rows, sequence, w.out + u * query_block * value_width,
-             w.top + u * query_block, w.total + u * query_block * S::width);
+      for (int64_t r = 0; r < unit[u].rows; ++r) {
+        int64_t row = u * query_block + r;
+        finish({b, unit[u].head, sequence.first_query + unit[u].query + r}, w.out + row * value_width, w.top[row],
+               S::sum(S::load(w.total + row * S::width)));
+      }
     }
   }
 };

@@ -11,9 +11,28 @@ enum class Start {
   scaled,  // C = diag(scale) C + A B
 };
 
-// A by the distances of its rows and columns, so that it may be transposed; B and C by the distance of their rows,
-// whose entries lie side by side. B and C have `columns` columns, a multiple of the vector's width.
+// One term per entry of A and B.
 template <class S>
+struct Singly {
+  static constexpr int terms = 1;
+  static typename S::V add(typename S::V sum, typename S::V a, typename S::V b) { return sum + a * b; }
+};
+
+#if defined(__AVX512BF16__)
+// Entries are pairs of bfloat16: two terms, multiplied exactly and added in float32.
+template <class S>
+struct InPairs {
+  static constexpr int terms = 2;
+  static __m512 add(__m512 sum, __m512 a, __m512 b) {
+    return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
+  }
+};
+#endif
+
+// A by the distances of its rows and columns, so that it may be transposed; B and C by the distance of their rows,
+// whose entries lie side by side. B and C have `columns` columns, a multiple of the vector's width. Everything is
+// counted in entries.
+template <class S, class Terms>
 struct Product {
   using T = typename S::T;
   using V = typename S::V;
@@ -29,6 +48,7 @@ struct Product {
   T* c;
   int64_t c_row;
   int64_t depth;
+  T factor;  // of A B
   Start start;
   const T* scale;  // one per row of C, for Start::scaled
 
@@ -44,17 +64,19 @@ struct Product {
       for (int j = 0; j < vectors; ++j) of_b[j] = S::load(b + j * S::width);
       for (int r = 0; r < rows; ++r) {
         V of_a = S::set(a[r * a_row]);
-        for (int j = 0; j < vectors; ++j) sum[r][j] = sum[r][j] + of_a * of_b[j];
+        for (int j = 0; j < vectors; ++j) sum[r][j] = Terms::add(sum[r][j], of_a, of_b[j]);
       }
       a += a_column;
       b += b_row;
     }
     // C comes last: what it holds may be the sum of many products, and rounding at its size once is enough
+    const V factor = S::set(this->factor);
     for (int r = 0; r < rows; ++r) {
-      const V factor = S::set(start == Start::scaled ? scale[row + r] : 1);
+      const V scale = S::set(start == Start::scaled ? this->scale[row + r] : 1);
       for (int j = 0; j < vectors; ++j) {
         T* at = c + r * c_row + j * S::width;
-        S::store(at, start == Start::zero ? sum[r][j] : S::load(at) * factor + sum[r][j]);
+        V result = sum[r][j] * factor;
+        S::store(at, start == Start::zero ? result : S::load(at) * scale + result);
       }
     }
   }
@@ -78,7 +100,7 @@ struct Product {
   }
 
   void run(int64_t rows, int64_t columns) const {
-    constexpr int64_t most = 64;  // terms summed in one go: sums of sums round less
+    constexpr int64_t most = 64;  // entries summed in one go: sums of sums round less
     if (depth <= most) return once(rows, columns);
     Product part = *this;
     for (int64_t done = 0; done < depth; done += most) {

@@ -1,27 +1,17 @@
-// What attention's forward and backward have in common: tiles of scores, what is left of them, rows in and out.
+// What attention's forward and backward have in common: tiles of scores, and what is left of them.
 #pragma once
 
-#include "attention/attention.h"
-#include "attention/product.h"
-#include "simd/memory.h"
+#include "attention/operands.h"
 #include "simd/scratch.h"
 #include "simd/sigma.h"
 
 namespace multimax::MULTIMAX_ISA {
 namespace {
 
-using S = Simd<float>;
-using V = S::V;
-
 constexpr int64_t query_block = 48;  // a multiple of a product's block of rows
 constexpr int64_t key_block = 128;   // keys of a tile, forward; a tile fits the first-level cache
 constexpr int64_t key_block_backward = 64;
 constexpr int64_t item_units = 10;  // blocks of queries that a packed block of keys serves, forward
-
-inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
-inline int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-inline int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }
 
 inline V lowest() { return S::set(minus_infinity<float>()); }
 constexpr float score_floor = masked_floor<float>;
@@ -51,89 +41,6 @@ struct Band {
   int64_t first(int64_t i) const { return min(max(i + first_offset, 0), keys); }
   int64_t last(int64_t i) const { return min(max(i + last_offset, 0), keys); }
 };
-
-// n entries to a row of float32, times a factor, and zeros up to the row's padded width
-template <class T>
-inline void widen_row(float* to, const T* from, int64_t n, V factor) {
-  using M = Memory<S, T>;
-  int64_t i = 0;
-  for (; i + S::width <= n; i += S::width) S::store(to + i, M::load(from + i) * factor);
-  if (i < n) S::store(to + i, M::load(from + i, static_cast<int>(n - i)) * factor), i += S::width;
-  for (; i < padded(n); i += S::width) S::store(to + i, V{});
-}
-
-template <class T>
-inline void narrow_row(T* to, const float* from, int64_t n, V factor) {
-  using M = Memory<S, T>;
-  int64_t i = 0;
-  for (; i + S::width <= n; i += S::width) M::store(to + i, S::load(from + i) * factor);
-  if (i < n) M::store(to + i, S::load(from + i) * factor, static_cast<int>(n - i));
-}
-
-// what rounding took in narrow_row
-template <class T>
-inline void lost_row(T* to, const T* rounded, const float* from, int64_t n, V factor) {
-  using M = Memory<S, T>;
-  int64_t i = 0;
-  for (; i + S::width <= n; i += S::width) M::store(to + i, S::load(from + i) * factor - M::load(rounded + i));
-  int left = static_cast<int>(n - i);
-  if (left) M::store(to + i, S::load(from + i) * factor - M::load(rounded + i, left), left);
-}
-
-// rows of a matrix as float32, padded; those beyond the matrix's end are zero
-template <class T>
-void pack(float* to, int64_t to_row, const T* from, int64_t from_row, int64_t rows, int64_t all_rows, int64_t width,
-          float factor) {
-  for (int64_t i = 0; i < rows; ++i) widen_row(to + i * to_row, from + i * from_row, width, S::set(factor));
-  for (int64_t i = rows; i < all_rows; ++i) {
-    for (int64_t j = 0; j < padded(width); j += S::width) S::store(to + i * to_row + j, V{});
-  }
-}
-
-#if defined(__AVX512F__)
-// 16 x 16, in four rounds of exchanges
-inline void transpose_block(float* to, int64_t to_row, const float* from, int64_t from_row) {
-  __m512 r[16], t[16];
-  for (int i = 0; i < 16; ++i) r[i] = _mm512_loadu_ps(from + i * from_row);
-  for (int i = 0; i < 16; i += 2) {
-    t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
-    t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
-  }
-  for (int i = 0; i < 16; i += 4) {
-    r[i] = _mm512_shuffle_ps(t[i], t[i + 2], 0x44);
-    r[i + 1] = _mm512_shuffle_ps(t[i], t[i + 2], 0xee);
-    r[i + 2] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0x44);
-    r[i + 3] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0xee);
-  }
-  for (int i = 0; i < 4; ++i) {
-    t[i] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0x88);
-    t[i + 4] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0xdd);
-    t[i + 8] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0x88);
-    t[i + 12] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0xdd);
-  }
-  for (int i = 0; i < 4; ++i) {
-    _mm512_storeu_ps(to + i * to_row, _mm512_shuffle_f32x4(t[i], t[i + 8], 0x88));
-    _mm512_storeu_ps(to + (i + 8) * to_row, _mm512_shuffle_f32x4(t[i], t[i + 8], 0xdd));
-    _mm512_storeu_ps(to + (i + 4) * to_row, _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0x88));
-    _mm512_storeu_ps(to + (i + 12) * to_row, _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0xdd));
-  }
-}
-#else
-inline void transpose_block(float* to, int64_t to_row, const float* from, int64_t from_row) {
-  for (int i = 0; i < 16; ++i) {
-    for (int j = 0; j < 16; ++j) to[i * to_row + j] = from[j * from_row + i];
-  }
-}
-#endif
-
-// to[d][k] = from[k][d]; both dims multiples of 16
-inline void transpose(float* to, int64_t to_row, const float* from, int64_t from_row, int64_t rows, int64_t columns) {
-  for (int64_t k = 0; k < rows; k += 16) {
-    for (int64_t d = 0; d < columns; d += 16) {
-      transpose_block(to + d * to_row + k, to_row, from + k * from_row + d, from_row);
-    }
-  }
-}
 
 // Entries [column, column + width) of a row of mask or bias; those from `end` on are not read.
 template <class T>
@@ -304,87 +211,9 @@ inline Params<float> params_of(const AttentionJob& job, int64_t head) {
 // of scratch memory: one line, so that rows of different pieces do not all fall on the same cache sets
 constexpr int64_t pieces_gap = 64;
 
-// Where in (B, H, L, D) some rows begin.
-struct Place {
-  int64_t b, head, row;
-};
-
-template <class T>
-inline T* row_of(const Heads& m, const Place& at) {
-  return static_cast<T*>(m.data) + at.b * m.batch + at.head * m.head + at.row * m.row;
-}
-
-// The one thing that depends on the tensors' type: how their rows are read and written. All else is compiled once.
-template <class T>
-struct Rows {
-  using M = Memory<S, T>;
-
-  static void pack(float* to, const Heads& from, const Place& at, int64_t rows, int64_t width, float factor) {
-    multimax::MULTIMAX_ISA::pack(to, padded(width), row_of<const T>(from, at), from.row, rows, rows, width, factor);
-  }
-
-  // Keys of a block, transposed: to (width, block). rows: room for 16 of them.
-  static void pack_transposed(float* to, int64_t to_row, float* rows, const Heads& from, const Place& at, int64_t keys,
-                              int64_t width) {
-    const T* first = row_of<const T>(from, at);
-    for (int64_t k = 0; k < padded(keys); k += 16) {
-      multimax::MULTIMAX_ISA::pack(rows, padded(width), first + k * from.row, from.row, min(16, keys - k), 16, width,
-                                   1.0f);
-      transpose(to + k, to_row, rows, padded(width), 16, padded(width));
-    }
-  }
-
-  // As a product takes them: in place if they are float32 of a fitting width, else packed. row: the distance of rows.
-  static const float* in_place_or_packed(const Heads& from, const Place& at, float* buffer, int64_t rows, int64_t width,
-                                         int64_t& row) {
-    const T* first = row_of<const T>(from, at);
-    if constexpr (same<T, float>) {
-      if (width % 16 == 0) {
-        row = from.row;
-        return first;
-      }
-    }
-    row = padded(width);
-    multimax::MULTIMAX_ISA::pack(buffer, row, first, from.row, rows, rows, width, 1.0f);
-    return buffer;
-  }
-
-  static void write(const Heads& to, const Place& at, const float* from, int64_t n, V factor) {
-    narrow_row(row_of<T>(to, at), from, n, factor);
-  }
-
-  // what rounding took in write()
-  static void write_lost(const Heads& to, const Heads& written, const Place& at, const float* from, int64_t n,
-                         V factor) {
-    lost_row(row_of<T>(to, at), row_of<T>(written, at), from, n, factor);
-  }
-
-  // one row's sum of a b, added to sum
-  static V dot(V sum, const Heads& a_rows, const Heads& b_rows, const Place& at, int64_t n) {
-    const T *a = row_of<const T>(a_rows, at), *b = row_of<const T>(b_rows, at);
-    int64_t i = 0;
-    for (; i + S::width <= n; i += S::width) sum = sum + M::load(a + i) * M::load(b + i);
-    int left = static_cast<int>(n - i);
-    if (left) sum = sum + M::load(a + i, left) * M::load(b + i, left);
-    return sum;
-  }
-};
-
-struct RowAccess {
-  decltype(&Rows<float>::pack) pack;
-  decltype(&Rows<float>::pack_transposed) pack_transposed;
-  decltype(&Rows<float>::in_place_or_packed) in_place_or_packed;
-  decltype(&Rows<float>::write) write;
-  decltype(&Rows<float>::write_lost) write_lost;
-  decltype(&Rows<float>::dot) dot;
-};
-
-template <class R>
-constexpr RowAccess row_access = {R::pack, R::pack_transposed, R::in_place_or_packed, R::write, R::write_lost, R::dot};
-
-inline const RowAccess& row_access_of(DType dtype) {
-  if (dtype == DType::f32) return row_access<Rows<float>>;
-  return dtype == DType::bf16 ? row_access<Rows<bf16>> : row_access<Rows<f16>>;
+// A row in the order of stats: (B, H, Lq), or (H, all rows) if packed.
+inline Place place_of(const AttentionJob& job, int64_t row) {
+  return {row / job.stats_head / job.heads, row / job.stats_head % job.heads, row % job.stats_head};
 }
 
 // Blocks of queries are counted over the heads of a group: unit = (head in group, block).

@@ -210,10 +210,23 @@ std::tuple<Tensor, Tensor, Tensor> attention_forward(const Tensor& query, const 
   bool with_rest = for_backward && plan.job.dtype != DType::f32;
   Tensor rest = with_rest ? new_heads(query, query.size(2), value.size(3)) : torch::stable::new_empty(query, {0});
   plan.use_out(out, stats, rest);
-  const AttentionJob& job = plan.job;
+  AttentionJob& job = plan.job;
+  // Splits by the shapes alone, so that results do not depend on the number of threads.
+  constexpr int64_t enough_items = 256, least_split = 512, block = 128;
+  int64_t all = std::max<int64_t>(job.batches * job.key_heads(), 1);
+  int64_t splits = std::clamp<int64_t>((enough_items + all - 1) / all, 1, std::max<int64_t>(job.keys / least_split, 1));
+  job.split_keys = std::max<int64_t>(((job.keys + splits - 1) / splits + block - 1) / block * block, block);
+  job.splits = std::max<int64_t>((job.keys + job.split_keys - 1) / job.split_keys, 1);
+  bool split = job.few_queries() && job.splits > 1;
+  int64_t part = split ? job.splits * plan.rows() * (2 + (job.value_width + 15) / 16 * 16) : 0;
+  Tensor parts = torch::stable::new_empty(query, {part}, ScalarType::Float);
+  job.parts = static_cast<float*>(data_of(parts));
   const AttentionKernels& chosen = *kernels(job.dtype).attention;
-  share(plan.rows() == 0 ? 0 : chosen.forward_items(job), 1, chosen.scratch_bytes(job, false),
+  int64_t scratch_bytes = chosen.scratch_bytes(job, false);
+  share(plan.rows() == 0 ? 0 : chosen.forward_items(job), 1, scratch_bytes,
         [&](int64_t first, int64_t last, void* scratch) { chosen.forward(job, first, last, scratch); });
+  share(split ? plan.rows() : 0, 64, scratch_bytes,
+        [&](int64_t first, int64_t last, void* scratch) { chosen.merge(job, first, last, scratch); });
   return {out, stats, rest};
 }
 

@@ -92,10 +92,8 @@ Kernels kernels(DType dtype) {
   int64_t isa = current_isa.load();
   if (isa < 0) isa = best_isa();
   STD_TORCH_CHECK(isa >= 0, "multimax: the kernels were built for another machine");
-  // avx512_bf16 has kernels of its own for bfloat16 alone, but for attention
-  Kernels found = kernels_of(isa == avx512_bf16_isa && dtype != DType::bf16 ? avx512_isa : isa, dtype);
-  found.attention = kernels_of(isa, dtype).attention;
-  return found;
+  // avx512_bf16 has kernels of its own for bfloat16 alone
+  return kernels_of(isa == avx512_bf16_isa && dtype != DType::bf16 ? avx512_isa : isa, dtype);
 }
 
 DType dtype_of(const Tensor& t) {

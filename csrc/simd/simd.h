@@ -40,7 +40,7 @@ struct VectorType {
   static constexpr int width = bytes / static_cast<int>(sizeof(Float));
   static constexpr int fraction_bits = fraction_bits_;
 
-  static V set(T a) { return V{} + a; }
+  static V set(T a) { return a - V{}; }  // -0.0 + 0.0 is 0.0, and the addition would stay
   static V load(const T* p) {
     V a;
     __builtin_memcpy(&a, p, sizeof a);

@@ -1,0 +1,352 @@
+// Rows of tensors and tiles of scores, as the products take them; and rows of results back.
+//
+// Entries are floats, one term of a sum each. Where the machine multiplies bfloat16, this is compiled for tensors of
+// that type alone, and an entry is a pair: two terms that follow each other along the sum. So a matrix that is summed
+// along its rows has other entries than one that is summed down its columns.
+#pragma once
+
+#include "attention/attention.h"
+#include "attention/product.h"
+#include "simd/memory.h"
+
+namespace multimax::MULTIMAX_ISA {
+namespace {
+
+using S = Simd<float>;
+using V = S::V;
+
+inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }
+
+#if defined(__AVX512BF16__)
+using Terms = InPairs<S>;
+#else
+using Terms = Singly<S>;
+#endif
+using TileProduct = Product<S, Terms>;
+constexpr int64_t terms = Terms::terms;
+
+// Entries for n terms, and the distance of rows that are summed along them.
+inline int64_t entries(int64_t n) { return ceil_div(n, terms); }
+inline int64_t row_entries(int64_t width) { return padded(entries(width)); }
+
+template <class T>
+inline void narrow_row(T* to, const float* from, int64_t n, V factor) {
+  using M = Memory<S, T>;
+  int64_t i = 0;
+  for (; i + S::width <= n; i += S::width) M::store(to + i, S::load(from + i) * factor);
+  if (i < n) M::store(to + i, S::load(from + i) * factor, static_cast<int>(n - i));
+}
+
+// what rounding took in narrow_row
+template <class T>
+inline void lost_row(T* to, const T* rounded, const float* from, int64_t n, V factor) {
+  using M = Memory<S, T>;
+  int64_t i = 0;
+  for (; i + S::width <= n; i += S::width) M::store(to + i, S::load(from + i) * factor - M::load(rounded + i));
+  int left = static_cast<int>(n - i);
+  if (left) M::store(to + i, S::load(from + i) * factor - M::load(rounded + i, left), left);
+}
+
+#if defined(__AVX512F__)
+// 16 x 16, in four rounds of exchanges
+inline void transpose_block(float* to, int64_t to_row, const float* from, int64_t from_row) {
+  __m512 r[16], t[16];
+  for (int i = 0; i < 16; ++i) r[i] = _mm512_loadu_ps(from + i * from_row);
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
+    t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    r[i] = _mm512_shuffle_ps(t[i], t[i + 2], 0x44);
+    r[i + 1] = _mm512_shuffle_ps(t[i], t[i + 2], 0xee);
+    r[i + 2] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+    r[i + 3] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+  }
+  for (int i = 0; i < 4; ++i) {
+    t[i] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0x88);
+    t[i + 4] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0xdd);
+    t[i + 8] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0x88);
+    t[i + 12] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0xdd);
+  }
+  for (int i = 0; i < 4; ++i) {
+    _mm512_storeu_ps(to + i * to_row, _mm512_shuffle_f32x4(t[i], t[i + 8], 0x88));
+    _mm512_storeu_ps(to + (i + 8) * to_row, _mm512_shuffle_f32x4(t[i], t[i + 8], 0xdd));
+    _mm512_storeu_ps(to + (i + 4) * to_row, _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0x88));
+    _mm512_storeu_ps(to + (i + 12) * to_row, _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0xdd));
+  }
+}
+#else
+inline void transpose_block(float* to, int64_t to_row, const float* from, int64_t from_row) {
+  for (int i = 0; i < 16; ++i) {
+    for (int j = 0; j < 16; ++j) to[i * to_row + j] = from[j * from_row + i];
+  }
+}
+#endif
+
+// Where in (B, H, L, D) some rows begin.
+struct Place {
+  int64_t b, head, row;
+};
+
+template <class T>
+inline T* row_of(const Heads& m, const Place& at) {
+  return static_cast<T*>(m.data) + at.b * m.batch + at.head * m.head + at.row * m.row;
+}
+
+#if defined(__AVX512BF16__)
+
+inline __m512i interleaved(__m256i a, __m256i b) {  // a0 b0 a1 b1 ...
+  return _mm512_or_si512(_mm512_cvtepu16_epi32(a), _mm512_slli_epi32(_mm512_cvtepu16_epi32(b), 16));
+}
+
+// One row, and zeros up to row_entries.
+inline void pack_row(float* to, const bf16* from, int64_t n) {
+  for (int64_t i = 0, at = 0; at < row_entries(n); i += 32, at += S::width) {
+    int64_t left = min(max(n - i, 0), 32);
+    _mm512_storeu_si512(to + at, _mm512_maskz_loadu_epi16(static_cast<__mmask32>((uint64_t{1} << left) - 1), from + i));
+  }
+}
+
+// Two rows to be summed down: one row of pairs. Without a second row, zeros.
+inline void pack_down_rows(float* to, const bf16* row, const bf16* next, int64_t n) {
+  for (int64_t i = 0; i < n; i += 16) {
+    __mmask16 there = S::first(static_cast<int>(min(n - i, 16)));
+    __m256i b = next ? _mm256_maskz_loadu_epi16(there, next + i) : __m256i{};
+    _mm512_storeu_si512(to + i, interleaved(_mm256_maskz_loadu_epi16(there, row + i), b));
+  }
+}
+
+// A tile of scores, to be summed along its rows: columns [from, to), which `result` has at half of their place. It may
+// be the tile itself.
+inline const float* along_rows(const float* tile, int64_t stride, int64_t rows, int64_t from, int64_t to,
+                               float* result) {
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = from / 32 * 32; c < to; c += 32) {
+      const float* at = tile + r * stride + c;
+      __m512bh pairs = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(at + 16), _mm512_loadu_ps(at));
+      _mm512_storeu_si512(result + r * stride + c / 2, reinterpret_cast<__m512i>(pairs));
+    }
+  }
+  return result;
+}
+
+// The same, to be summed down: rows r and r + 1 in the place of r.
+inline const float* down_columns(float* tile, int64_t stride, int64_t rows, int64_t from, int64_t to) {
+  for (int64_t r = 0; r < rows; r += 2) {
+    for (int64_t c = from; c < to; c += 16) {
+      float* at = tile + r * stride + c;
+      V next = r + 1 < rows ? S::load(at + stride) : V{};
+      _mm512_storeu_si512(at, interleaved(Memory<S, bf16>::half(S::load(at)), Memory<S, bf16>::half(next)));
+    }
+  }
+  return tile;
+}
+
+#else
+
+// n numbers as float32, and zeros up to the row's padded width
+template <class T>
+inline void pack_row(float* to, const T* from, int64_t n) {
+  using M = Memory<S, T>;
+  int64_t i = 0;
+  for (; i + S::width <= n; i += S::width) S::store(to + i, M::load(from + i));
+  if (i < n) S::store(to + i, M::load(from + i, static_cast<int>(n - i))), i += S::width;
+  for (; i < padded(n); i += S::width) S::store(to + i, V{});
+}
+
+inline const float* along_rows(const float* tile, int64_t, int64_t, int64_t, int64_t, float*) { return tile; }
+inline const float* down_columns(const float* tile, int64_t, int64_t, int64_t, int64_t) { return tile; }
+
+#endif
+
+#if defined(__AVX512F__)
+// The sums over the lanes of 16 vectors.
+inline V sums_of_lanes(const V* a) {
+  V quarters[4];  // of four vectors each: sums over the lanes of each quarter
+  for (int i = 0; i < 4; ++i, a += 4) {
+    V even = _mm512_unpacklo_ps(a[0], a[1]) + _mm512_unpackhi_ps(a[0], a[1]);
+    V odd = _mm512_unpacklo_ps(a[2], a[3]) + _mm512_unpackhi_ps(a[2], a[3]);
+    __m512d x = _mm512_castps_pd(even), y = _mm512_castps_pd(odd);
+    quarters[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(x, y)) + _mm512_castpd_ps(_mm512_unpackhi_pd(x, y));
+  }
+  auto halves = [](V x, V y) { return _mm512_shuffle_f32x4(x, y, 0x88) + _mm512_shuffle_f32x4(x, y, 0xdd); };
+  return halves(halves(quarters[0], quarters[1]), halves(quarters[2], quarters[3]));
+}
+#endif
+
+// What depends on the tensors' type: how their rows are read and written. All else is compiled once.
+template <class T>
+struct Rows {
+  using M = Memory<S, T>;
+
+  // Rows to be summed along.
+  static void pack(float* to, const Heads& from, const Place& at, int64_t rows, int64_t width) {
+    const T* first = row_of<const T>(from, at);
+    for (int64_t i = 0; i < rows; ++i) pack_row(to + i * row_entries(width), first + i * from.row, width);
+  }
+
+  // The same, transposed: to (row_entries, keys padded to 16). rows: room for 16 of them.
+  static void pack_transposed(float* to, int64_t to_row, float* rows, const Heads& from, const Place& at, int64_t keys,
+                              int64_t width) {
+    const int64_t row = row_entries(width);
+    for (int64_t k = 0; k < padded(keys); k += 16) {
+      pack(rows, from, {at.b, at.head, at.row + k}, min(16, keys - k), width);
+      for (int64_t i = max(keys - k, 0) * row; i < 16 * row; i += S::width) S::store(rows + i, V{});
+      for (int64_t d = 0; d < row; d += 16) transpose_block(to + d * to_row + k, to_row, rows + d, row);
+    }
+  }
+
+  // Rows to be summed down: to (entries of rows, padded width).
+  static void pack_down(float* to, const Heads& from, const Place& at, int64_t rows, int64_t width) {
+#if defined(__AVX512BF16__)
+    const T* row = row_of<const T>(from, at);
+    for (int64_t i = 0; i < rows; i += 2, row += 2 * from.row) {
+      pack_down_rows(to + i / 2 * padded(width), row, i + 1 < rows ? row + from.row : nullptr, width);
+    }
+#else
+    pack(to, from, at, rows, width);
+#endif
+  }
+
+  // The same, in place if they are float32 of a fitting width. distance: that of the rows of what results.
+  static const float* down(const Heads& from, const Place& at, float* buffer, int64_t rows, int64_t width,
+                           int64_t& distance) {
+    if constexpr (same<T, float>) {
+      distance = from.row;
+      if (width % 16 == 0) return row_of<const float>(from, at);
+    }
+    distance = padded(width);
+    pack_down(buffer, from, at, rows, width);
+    return buffer;
+  }
+
+  // Entries of a row to be summed along, in place: a vector of them, or n terms.
+  static V load(const T* p) {
+    if constexpr (terms == 1) return M::load(p);
+    V a;
+    __builtin_memcpy(&a, p, sizeof a);
+    return a;
+  }
+  static V load(const T* p, int n) {
+    if constexpr (terms == 1) return M::load(p, n);
+    V a{};
+    __builtin_memcpy(&a, p, static_cast<size_t>(n) * sizeof(T));
+    return a;
+  }
+
+  // to[r][k] = factor query_r key_k, of packed queries, and keys that are read in place.
+  static void dots(float* to, int64_t to_row, const float* query, int64_t rows, const Heads& from, const Place& at,
+                   int64_t keys, int64_t width, float factor) {
+    const T* key = row_of<const T>(from, at);
+#if defined(__AVX512F__)
+    const Dots all{to, to_row, query, key, from.row, keys, width, S::set(factor)};
+    for (int64_t k = 0; k < keys; k += 16) {
+      int64_t r = 0;
+      for (; r + 4 <= rows; r += 4) all.template block<4>(r, k);
+      if (rows & 2) all.template block<2>(r, k), r += 2;
+      if (rows & 1) all.template block<1>(r, k);
+    }
+#else
+    for (int64_t k = 0; k < keys; ++k, key += from.row) {
+      for (int64_t r = 0; r < rows; ++r) {
+        const float* q = query + r * row_entries(width);
+        V sum{};
+        int64_t i = 0;
+        for (; i + S::width <= width; i += S::width) sum = sum + S::load(q + i) * M::load(key + i);
+        if (i < width) sum = sum + S::load(q + i) * M::load(key + i, static_cast<int>(width - i));
+        to[r * to_row + k] = S::sum(sum) * factor;
+      }
+    }
+#endif
+  }
+
+#if defined(__AVX512F__)
+  // 16 sums at a time, of `rows` queries and as many keys as that leaves. Columns up to the next multiple of 16 are
+  // written, those beyond the last key with what that has.
+  struct Dots {
+    float* to;
+    int64_t to_row;
+    const float* query;
+    const T* key;
+    int64_t key_row, keys, width;
+    V factor;
+
+    template <int rows>
+    void block(int64_t row, int64_t first) const {
+      constexpr int columns = 16 / rows;
+      constexpr int64_t step = S::width * terms;
+      const float* q = query + row * row_entries(width);
+      for (int64_t k = first; k < first + 16; k += columns) {
+        const T* of_key[columns];
+        for (int j = 0; j < columns; ++j) of_key[j] = key + min(k + j, keys - 1) * key_row;
+        V sum[16] = {};
+        auto add = [&](int64_t i, auto... n) __attribute__((always_inline)) {
+          V of_q[rows];
+          for (int r = 0; r < rows; ++r) of_q[r] = S::load(q + r * row_entries(width) + i / terms);
+          for (int j = 0; j < columns; ++j) {
+            const V a = load(of_key[j] + i, n...);
+            for (int r = 0; r < rows; ++r) sum[r * columns + j] = Terms::add(sum[r * columns + j], a, of_q[r]);
+          }
+        };
+        int64_t i = 0;
+        for (; i + step <= width; i += step) add(i);
+        if (i < width) add(i, static_cast<int>(width - i));
+        const V result = sums_of_lanes(sum) * factor;
+        for (int r = 0; r < rows; ++r) {
+          __builtin_memcpy(to + (row + r) * to_row + k, reinterpret_cast<const float*>(&result) + r * columns,
+                           columns * sizeof(float));
+        }
+      }
+    }
+  };
+#endif
+
+  static void write(const Heads& to, const Place& at, const float* from, int64_t n, V factor) {
+    narrow_row(row_of<T>(to, at), from, n, factor);
+  }
+
+  // what rounding took in write()
+  static void write_lost(const Heads& to, const Heads& written, const Place& at, const float* from, int64_t n,
+                         V factor) {
+    lost_row(row_of<T>(to, at), row_of<T>(written, at), from, n, factor);
+  }
+
+  // one row's sum of a b, added to sum
+  static V dot(V sum, const Heads& a_rows, const Heads& b_rows, const Place& at, int64_t n) {
+    const T *a = row_of<const T>(a_rows, at), *b = row_of<const T>(b_rows, at);
+    int64_t i = 0;
+    for (; i + S::width <= n; i += S::width) sum = sum + M::load(a + i) * M::load(b + i);
+    int left = static_cast<int>(n - i);
+    if (left) sum = sum + M::load(a + i, left) * M::load(b + i, left);
+    return sum;
+  }
+};
+
+struct RowAccess {
+  decltype(&Rows<bf16>::pack) pack;
+  decltype(&Rows<bf16>::pack_transposed) pack_transposed;
+  decltype(&Rows<bf16>::pack_down) pack_down;
+  decltype(&Rows<bf16>::down) down;
+  decltype(&Rows<bf16>::dots) dots;
+  decltype(&Rows<bf16>::write) write;
+  decltype(&Rows<bf16>::write_lost) write_lost;
+  decltype(&Rows<bf16>::dot) dot;
+};
+
+template <class R>
+constexpr RowAccess row_access = {R::pack, R::pack_transposed, R::pack_down,  R::down,
+                                  R::dots, R::write,           R::write_lost, R::dot};
+
+inline const RowAccess& row_access_of([[maybe_unused]] DType dtype) {
+#if !defined(__AVX512BF16__)
+  if (dtype == DType::f32) return row_access<Rows<float>>;
+  if (dtype == DType::f16) return row_access<Rows<f16>>;
+#endif
+  return row_access<Rows<bf16>>;
+}
+
+}  // namespace
+}  // namespace multimax::MULTIMAX_ISA
