@@ -5,6 +5,7 @@
 #include "attention/attention.h"
 
 #include "attention/backward.h"
+#include "attention/few.h"
 #include "attention/forward.h"
 
 namespace multimax::MULTIMAX_ISA {
@@ -15,6 +16,18 @@ void run_items(const AttentionJob& job, int64_t first, int64_t last, void* memor
   const Scratch scratch(job, memory);
   const Pass pass{job, scratch};
   for (int64_t item = first; item < last; ++item) pass.run(item);
+}
+
+void forward(const AttentionJob& job, int64_t first, int64_t last, void* memory) {
+  auto run = run_items<Forward, ForwardScratch>;
+  if (job.few_queries()) {
+    run = run_items<Few<bf16>, ForwardScratch>;
+#if !defined(__AVX512BF16__)
+    if (job.dtype == DType::f32) run = run_items<Few<float>, ForwardScratch>;
+    if (job.dtype == DType::f16) run = run_items<Few<f16>, ForwardScratch>;
+#endif
+  }
+  run(job, first, last, memory);
 }
 
 void merge(const AttentionJob& job, int64_t first, int64_t last, void* memory) {
@@ -38,9 +51,7 @@ int64_t scratch_bytes(const AttentionJob& job, bool backward) {
 }  // namespace
 
 const AttentionKernels attention_kernels = {
-    forward_items, scratch_bytes, run_items<Forward, ForwardScratch>,
-    merge,         delta,         run_items<Backward, BackwardScratch>,
-    settle,        collect,
+    forward_items, scratch_bytes, forward, merge, delta, run_items<Backward, BackwardScratch>, settle, collect,
 };
 
 }  // namespace multimax::MULTIMAX_ISA

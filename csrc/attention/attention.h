@@ -33,6 +33,8 @@ struct Dropout {
   float scale;     // of those that stay
 };
 
+constexpr int64_t few_rows = 16;
+
 struct AttentionJob {
   DType dtype;
   int order;
@@ -75,8 +77,8 @@ struct AttentionJob {
   float* row_sums;
 
   int64_t key_heads() const { return heads / group; }
-  // a query for each row: those of all heads that share a key head fit one block
-  bool few_queries() const { return queries * group <= 16; }
+  // of all heads that share a key head
+  bool few_queries() const { return queries * group <= few_rows; }
   int64_t sets_of_item() const { return set_of_head ? owner_key_heads * group : 1; }
 };
 

@@ -20,7 +20,7 @@ struct ForwardScratch {
     key = pieces.take<float>(width * key_block);
     key_rows = pieces.take<float>(16 * width);
     value = pieces.take<float>(entries(key_block) * value_width);
-    tile = pieces.take<float>(query_block * key_block);
+    tile = pieces.take<float>(max(query_block * key_block, few_rows * few_keys));
     factor = pieces.take<float>(query_block);
     bytes = pieces.bytes;
   }
@@ -166,70 +166,13 @@ struct Forward {
     stats[job.stats_plane] = total;
   }
 
-  void run(int64_t item) const { job.few_queries() ? run_few(item) : run_many(item); }
-
-  // The queries of all heads that share a key head, against one split of the keys: these and the values are read once
-  // and, but for values in half precision, in place.
-  void run_few(int64_t item) const {
-    int64_t split = item % job.splits, key_head = item / job.splits % job.key_heads();
-    int64_t b = item / job.splits / job.key_heads(), first_head = key_head * job.group;
-    const Sequence sequence(job, b);
-    const Band band(job, sequence);
-    int64_t queries = sequence.queries, rows = job.group * queries;
-    int64_t width = row_entries(job.width), value_width = padded(job.value_width);
-    for (int64_t h = 0; h < job.group; ++h) {
-      rows_of.pack(w.query + h * queries * width, job.query, {b, first_head + h, sequence.first_query}, queries,
-                   job.width);
-    }
-    clear(rows);
-
-    int64_t last_key = min((split + 1) * job.split_keys, sequence.keys);
-    for (int64_t key = split * job.split_keys; key < last_key; key += key_block) {
-      int64_t keys = min(key_block, last_key - key);
-      Tile t{b, 0, 0, queries, key, 0, 0, false, nullptr, key_block};
-      if (!clip(t, band, keys)) continue;
-      bool left[16], any = false;
-      for (int64_t h = 0; h < job.group; ++h) {
-        t.head = first_head + h;
-        left[h] = any_left(job, t);
-        any = any || left[h];
-      }
-      if (!any) continue;
-      const Place first{b, key_head, sequence.first_key + key};
-      rows_of.dots(w.tile, key_block, w.query, rows, job.key, first, keys, job.width, job.scale);
-      any = false;
-      for (int64_t h = 0; h < job.group; ++h) {
-        int64_t row = h * queries;
-        t.head = first_head + h;
-        t.x = w.tile + row * key_block;
-        if (left[h] && weigh(t, band, w.top + row, w.total + row * S::width, w.factor + row)) {
-          any = true;
-          continue;
-        }
-        for (int64_t r = row; r < row + queries; ++r) {
-          w.factor[r] = 1;
-          for (int64_t c = t.from(); c < t.to(); c += S::width) S::store(w.tile + r * key_block + c, V{});
-        }
-      }
-      if (!any) continue;
-      int64_t value_row;
-      const float* value = rows_of.down(job.value, first, w.value, keys, job.value_width, value_row);
-      add_values(rows, t.begin, t.end, w.out, value, value_row);
-    }
-
-    for (int64_t r = 0; r < rows; ++r) {
-      const Place home{b, first_head + r / queries, sequence.first_query + r % queries};
-      float total = S::sum(S::load(w.total + r * S::width));
-      const float* sums = w.out + r * value_width;
-      if (job.splits == 1) {
-        finish(home, sums, w.top[r], total);
-        continue;
-      }
-      float* part = part_of(split, home.b * job.stats_batch + home.head * job.stats_head + home.row);
-      part[0] = w.top[r];
-      part[1] = total;
-      for (int64_t i = 0; i < value_width; i += S::width) S::store(part + 2 + i, S::load(sums + i));
-    }
+  // the same for one split of the keys
+  void finish_part(int64_t split, const Place& home, const float* sums, float top, float total) const {
+    if (job.splits == 1) return finish(home, sums, top, total);
+    float* part = part_of(split, home.b * job.stats_batch + home.head * job.stats_head + home.row);
+    part[0] = top;
+    part[1] = total;
+    for (int64_t i = 0; i < padded(job.value_width); i += S::width) S::store(part + 2 + i, S::load(sums + i));
   }
 
   float* part_of(int64_t split, int64_t row) const {
@@ -245,7 +188,7 @@ struct Forward {
       top = of_part > top ? of_part : top;
     }
     V base = finite(S::set(top)), total{};
-    clear(1);
+    clear(1, padded(job.value_width));
     for (int64_t split = 0; split < job.splits; ++split) {
       const float* part = part_of(split, row);
       V factor = exp<S>(S::set(part[0]) - base);
@@ -260,13 +203,13 @@ struct Forward {
   }
 
   // nothing yet, of n rows
-  void clear(int64_t n) const {
+  void clear(int64_t n, int64_t out_row) const {
     for (int64_t i = 0; i < n; ++i) w.top[i] = minus_infinity<float>();
-    for (int64_t i = 0; i < n * padded(job.value_width); i += S::width) S::store(w.out + i, V{});
+    for (int64_t i = 0; i < n * out_row; i += S::width) S::store(w.out + i, V{});
     for (int64_t i = 0; i < n * S::width; i += S::width) S::store(w.total + i, V{});
   }
 
-  void run_many(int64_t item) const {
+  void run(int64_t item) const {
     int64_t per_group = items_of_group(job), part = item % per_group;
     // heavy and light parts of a causal call in turn: neighbouring items go to one thread
     part = part % 2 ? per_group - 1 - part / 2 : part / 2;
@@ -290,7 +233,7 @@ struct Forward {
       rows_of.pack(w.query + u * query_block * width, job.query, {b, unit[u].head, sequence.first_query + query},
                    unit[u].rows, job.width);
     }
-    clear(units * query_block);
+    clear(units * query_block, value_width);
 
     for (int64_t key = first_key / key_block * key_block; key < last_key; key += key_block) {
       int64_t keys = min(key_block, sequence.keys - key);

@@ -162,21 +162,6 @@ inline const float* down_columns(const float* tile, int64_t, int64_t, int64_t, i
 
 #endif
 
-#if defined(__AVX512F__)
-// The sums over the lanes of 16 vectors.
-inline V sums_of_lanes(const V* a) {
-  V quarters[4];  // of four vectors each: sums over the lanes of each quarter
-  for (int i = 0; i < 4; ++i, a += 4) {
-    V even = _mm512_unpacklo_ps(a[0], a[1]) + _mm512_unpackhi_ps(a[0], a[1]);
-    V odd = _mm512_unpacklo_ps(a[2], a[3]) + _mm512_unpackhi_ps(a[2], a[3]);
-    __m512d x = _mm512_castps_pd(even), y = _mm512_castps_pd(odd);
-    quarters[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(x, y)) + _mm512_castpd_ps(_mm512_unpackhi_pd(x, y));
-  }
-  auto halves = [](V x, V y) { return _mm512_shuffle_f32x4(x, y, 0x88) + _mm512_shuffle_f32x4(x, y, 0xdd); };
-  return halves(halves(quarters[0], quarters[1]), halves(quarters[2], quarters[3]));
-}
-#endif
-
 // What depends on the tensors' type: how their rows are read and written. All else is compiled once.
 template <class T>
 struct Rows {
@@ -223,87 +208,6 @@ struct Rows {
     return buffer;
   }
 
-  // Entries of a row to be summed along, in place: a vector of them, or n terms.
-  static V load(const T* p) {
-    if constexpr (terms == 1) return M::load(p);
-    V a;
-    __builtin_memcpy(&a, p, sizeof a);
-    return a;
-  }
-  static V load(const T* p, int n) {
-    if constexpr (terms == 1) return M::load(p, n);
-    V a{};
-    __builtin_memcpy(&a, p, static_cast<size_t>(n) * sizeof(T));
-    return a;
-  }
-
-  // to[r][k] = factor query_r key_k, of packed queries, and keys that are read in place.
-  static void dots(float* to, int64_t to_row, const float* query, int64_t rows, const Heads& from, const Place& at,
-                   int64_t keys, int64_t width, float factor) {
-    const T* key = row_of<const T>(from, at);
-#if defined(__AVX512F__)
-    const Dots all{to, to_row, query, key, from.row, keys, width, S::set(factor)};
-    for (int64_t k = 0; k < keys; k += 16) {
-      int64_t r = 0;
-      for (; r + 4 <= rows; r += 4) all.template block<4>(r, k);
-      if (rows & 2) all.template block<2>(r, k), r += 2;
-      if (rows & 1) all.template block<1>(r, k);
-    }
-#else
-    for (int64_t k = 0; k < keys; ++k, key += from.row) {
-      for (int64_t r = 0; r < rows; ++r) {
-        const float* q = query + r * row_entries(width);
-        V sum{};
-        int64_t i = 0;
-        for (; i + S::width <= width; i += S::width) sum = sum + S::load(q + i) * M::load(key + i);
-        if (i < width) sum = sum + S::load(q + i) * M::load(key + i, static_cast<int>(width - i));
-        to[r * to_row + k] = S::sum(sum) * factor;
-      }
-    }
-#endif
-  }
-
-#if defined(__AVX512F__)
-  // 16 sums at a time, of `rows` queries and as many keys as that leaves. Columns up to the next multiple of 16 are
-  // written, those beyond the last key with what that has.
-  struct Dots {
-    float* to;
-    int64_t to_row;
-    const float* query;
-    const T* key;
-    int64_t key_row, keys, width;
-    V factor;
-
-    template <int rows>
-    void block(int64_t row, int64_t first) const {
-      constexpr int columns = 16 / rows;
-      constexpr int64_t step = S::width * terms;
-      const float* q = query + row * row_entries(width);
-      for (int64_t k = first; k < first + 16; k += columns) {
-        const T* of_key[columns];
-        for (int j = 0; j < columns; ++j) of_key[j] = key + min(k + j, keys - 1) * key_row;
-        V sum[16] = {};
-        auto add = [&](int64_t i, auto... n) __attribute__((always_inline)) {
-          V of_q[rows];
-          for (int r = 0; r < rows; ++r) of_q[r] = S::load(q + r * row_entries(width) + i / terms);
-          for (int j = 0; j < columns; ++j) {
-            const V a = load(of_key[j] + i, n...);
-            for (int r = 0; r < rows; ++r) sum[r * columns + j] = Terms::add(sum[r * columns + j], a, of_q[r]);
-          }
-        };
-        int64_t i = 0;
-        for (; i + step <= width; i += step) add(i);
-        if (i < width) add(i, static_cast<int>(width - i));
-        const V result = sums_of_lanes(sum) * factor;
-        for (int r = 0; r < rows; ++r) {
-          __builtin_memcpy(to + (row + r) * to_row + k, reinterpret_cast<const float*>(&result) + r * columns,
-                           columns * sizeof(float));
-        }
-      }
-    }
-  };
-#endif
-
   static void write(const Heads& to, const Place& at, const float* from, int64_t n, V factor) {
     narrow_row(row_of<T>(to, at), from, n, factor);
   }
@@ -330,15 +234,13 @@ struct RowAccess {
   decltype(&Rows<bf16>::pack_transposed) pack_transposed;
   decltype(&Rows<bf16>::pack_down) pack_down;
   decltype(&Rows<bf16>::down) down;
-  decltype(&Rows<bf16>::dots) dots;
   decltype(&Rows<bf16>::write) write;
   decltype(&Rows<bf16>::write_lost) write_lost;
   decltype(&Rows<bf16>::dot) dot;
 };
 
 template <class R>
-constexpr RowAccess row_access = {R::pack, R::pack_transposed, R::pack_down,  R::down,
-                                  R::dots, R::write,           R::write_lost, R::dot};
+constexpr RowAccess row_access = {R::pack, R::pack_transposed, R::pack_down, R::down, R::write, R::write_lost, R::dot};
 
 inline const RowAccess& row_access_of([[maybe_unused]] DType dtype) {
 #if !defined(__AVX512BF16__)

@@ -40,6 +40,7 @@ struct Product {
   // A block of C lives in registers: 24 (AVX-512) or 12 of them, the rest holds a row of B and an entry of A.
   static constexpr int block_rows = 6;
   static constexpr int block_vectors = sizeof(V) == 64 ? 4 : 2;
+  static constexpr int64_t most = 64;  // entries summed in one go: sums of sums round less
 
   const T* a;
   int64_t a_row, a_column;
@@ -100,7 +101,6 @@ struct Product {
   }
 
   void run(int64_t rows, int64_t columns) const {
-    constexpr int64_t most = 64;  // entries summed in one go: sums of sums round less
     if (depth <= most) return once(rows, columns);
     Product part = *this;
     for (int64_t done = 0; done < depth; done += most) {
