@@ -245,6 +245,42 @@ def test_a_window_of_any_size_is_no_bound(lengths: tuple[int, int]) -> None:
                 torch.testing.assert_close(result, other)
 
 
+FEW = {  # queries, keys, width, width of values, and options
+    "one": (1, 197, 64, 64, {}),
+    "split": (1, 1300, 20, 33, {}),
+    "several": (3, 700, 33, 20, {"window": (None, 0)}),
+    "window": (2, 1131, 40, 64, {"window": (601, 7)}),
+    "narrow window": (4, 1200, 16, 120, {"window": (3, 0)}),
+    "causal": (4, 600, 16, 16, {"is_causal": True}),
+    "boolean": (2, 90, 64, 64, {"attn_mask": torch.rand(2, 90, generator=torch.Generator().manual_seed(0)) < 0.5}),
+    "padding": (1, 1100, 16, 48, {"attn_mask": torch.arange(1100) < 130}),
+    "numbers": (2, 75, 8, 8, {"attn_mask": torch.linspace(-3, 3, 150).view(2, 75)}),
+    "dropout": (1, 700, 16, 16, {"dropout_p": 0.3}),
+}
+
+
+@needs_kernels
+@pytest.mark.parametrize("case", FEW)
+@pytest.mark.parametrize("dtype", [torch.float32, *HALF], ids=str)
+def test_few_queries(isa: str, case: str, dtype: torch.dtype) -> None:
+    queries, keys, width, value_width, options = FEW[case]
+    inputs = make(1, 4, queries, keys, width, value_width, 2, dtype=dtype, per_head=True)
+    assert_close_to_reference(inputs, enable_gqa=True, **options)
+
+
+@needs_kernels
+def test_few_queries_of_packed_sequences() -> None:
+    lengths, key_lengths = [1, 0, 4, 2], [1700, 5, 0, 33]
+    starts = [torch.tensor([0, *itertools.accumulate(sizes)]) for sizes in (lengths, key_lengths)]
+    values = [torch.randn(7, 4, 16), torch.randn(1738, 2, 16), torch.randn(1738, 2, 24), *parameters(heads=4)]
+    exact, found = (
+        multimax_attention_varlen(*values, *starts, enable_gqa=True, return_lse=True, impl=impl)
+        for impl in ("reference", KERNEL)
+    )
+    for result, other in zip(found, exact, strict=True):
+        torch.testing.assert_close(result, other)
+
+
 @needs_kernels
 def test_one_head_is_split_into_chunks_of_keys(isa: str) -> None:
     for extra in ({}, {"is_causal": True}, {"window": (100, 50)}):
