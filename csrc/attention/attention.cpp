@@ -21,11 +21,7 @@ void run_items(const AttentionJob& job, int64_t first, int64_t last, void* memor
 void forward(const AttentionJob& job, int64_t first, int64_t last, void* memory) {
   auto run = run_items<Forward, ForwardScratch>;
   if (job.few_queries()) {
-    run = run_items<Few<bf16>, ForwardScratch>;
-#if !defined(__AVX512BF16__)
-    if (job.dtype == DType::f32) run = run_items<Few<float>, ForwardScratch>;
-    if (job.dtype == DType::f16) run = run_items<Few<f16>, ForwardScratch>;
-#endif
+    run = with_row_type(job.dtype, []<class T>() { return run_items<Few<T>, ForwardScratch>; });
   }
   run(job, first, last, memory);
 }

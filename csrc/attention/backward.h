@@ -1,6 +1,7 @@
 // Attention's backward: the weights of a tile again, and all gradients from them.
 #pragma once
 
+#include "attention/dots.h"
 #include "attention/tile.h"
 
 namespace multimax::MULTIMAX_ISA {
@@ -125,7 +126,9 @@ void scores(const AttentionJob& job, const BackwardScratch& w, const Tile& t, co
 struct Backward {
   const AttentionJob& job;
   const BackwardScratch& w;
-  const RowAccess& rows_of = row_access_of(job.dtype);
+  const RowAccess rows_of = row_access_of(job.dtype);
+  decltype(&few_scores<bf16>) few_scores =
+      with_row_type(job.dtype, []<class T>() { return multimax::MULTIMAX_ISA::few_scores<T>; });
   decltype(&weights<0>) weights = with_order(job.order, []<int N>() { return multimax::MULTIMAX_ISA::weights<N>; });
   decltype(&scores<0, true>) scores = with_order(job.order, [&]<int N>() {
     namespace isa = multimax::MULTIMAX_ISA;
@@ -167,9 +170,13 @@ struct Backward {
     int64_t at = t.b * job.stats_batch + t.head * job.stats_head + row;
     const Place first{t.b, t.head, row};
     rows_of.pack(w.query, job.query, first, t.rows, job.width);
-    TileProduct{w.query, row_entries(job.width), 1,         w.key + from, stride, t.x + from,
-                stride,  entries(job.width),     job.scale, Start::zero,  nullptr}
-        .run(t.rows, columns);
+    if (job.few_queries()) {  // summed as in the forward: else weights and log-sum would not fit each other
+      few_scores(job, w.query, t.rows, {t.b, t.head / job.group, sequence.first_key + t.key}, from, t.end, t.x, stride);
+    } else {
+      TileProduct{w.query, row_entries(job.width), 1,         w.key + from, stride, t.x + from,
+                  stride,  entries(job.width),     job.scale, Start::zero,  nullptr}
+          .run(t.rows, columns);
+    }
     add_bias(job, t);
     if (!weights(job, w, t, band, job.stats + at)) return;
 
@@ -296,7 +303,7 @@ void settle_line(const AttentionJob& job, const BackwardScratch& w, const float*
 }
 
 void delta(const AttentionJob& job, const float* grad_lse, float* to, int64_t first, int64_t last) {
-  const RowAccess& rows_of = row_access_of(job.dtype);
+  const RowAccess rows_of = row_access_of(job.dtype);
   for (int64_t row = first; row < last; ++row) {
     const Place at = place_of(job, row);
     V sum{};
@@ -307,7 +314,7 @@ void delta(const AttentionJob& job, const float* grad_lse, float* to, int64_t fi
 }
 
 void collect(const AttentionJob& job, const Heads& to, int64_t first, int64_t last) {
-  const RowAccess& rows_of = row_access_of(job.dtype);
+  const RowAccess rows_of = row_access_of(job.dtype);
   int64_t width = padded(job.width);
   for (int64_t row = first; row < last; ++row) {
     float* sum = job.grad_query + row * width;

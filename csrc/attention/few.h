@@ -2,113 +2,32 @@
 // once, in order and in place, by the queries of all heads that share them.
 #pragma once
 
+#include "attention/dots.h"
 #include "attention/forward.h"
 
 namespace multimax::MULTIMAX_ISA {
 namespace {
 
-#if defined(__AVX512F__)
-// The sums over the lanes of 16 vectors.
-inline V sums_of_lanes(const V* a) {
-  V quarters[4];  // of four vectors each: sums over the lanes of each quarter
-  for (int i = 0; i < 4; ++i, a += 4) {
-    V even = _mm512_unpacklo_ps(a[0], a[1]) + _mm512_unpackhi_ps(a[0], a[1]);
-    V odd = _mm512_unpacklo_ps(a[2], a[3]) + _mm512_unpackhi_ps(a[2], a[3]);
-    __m512d x = _mm512_castps_pd(even), y = _mm512_castps_pd(odd);
-    quarters[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(x, y)) + _mm512_castpd_ps(_mm512_unpackhi_pd(x, y));
-  }
-  auto halves = [](V x, V y) { return _mm512_shuffle_f32x4(x, y, 0x88) + _mm512_shuffle_f32x4(x, y, 0xdd); };
-  return halves(halves(quarters[0], quarters[1]), halves(quarters[2], quarters[3]));
-}
-#endif
-
 template <class T>
 struct Few {
-  using M = Memory<S, T>;
-  static constexpr int64_t step = S::width * terms;  // terms of a vector of entries
+  using In = InPlace<T>;
 
   const AttentionJob& job;
   const ForwardScratch& w;
   const Forward forward{job, w};
-
-  // A vector of a row's entries, in place.
-  static V load(const T* p, Whole) {
-    if constexpr (terms == 1) {
-      return M::load(p);
-    } else {
-      V a;
-      __builtin_memcpy(&a, p, sizeof a);
-      return a;
-    }
-  }
-  static V load(const T* p, Part part) {
-    if constexpr (terms == 1) {
-      return M::load(p, part.n);
-    } else {
-      V a{};
-      __builtin_memcpy(&a, p, static_cast<size_t>(part.n) * sizeof(T));
-      return a;
-    }
-  }
-
-  // The dot products of `rows` queries with `columns` keys, as vectors yet to be summed over their lanes.
-  template <int rows, int columns>
-  MULTIMAX_INLINE void dots(const float* query, const T* key, int64_t key_row, V (&sum)[rows][columns]) const {
-    const int64_t query_row = row_entries(job.width);
-    auto add = [&](int64_t i, auto part) __attribute__((always_inline)) {
-      V of_query[rows];
-      for (int r = 0; r < rows; ++r) of_query[r] = S::load(query + r * query_row + i / terms);
-      for (int k = 0; k < columns; ++k) {
-        const V of_key = load(key + k * key_row + i, part);
-        for (int r = 0; r < rows; ++r) sum[r][k] = Terms::add(sum[r][k], of_key, of_query[r]);
-      }
-    };
-    int64_t i = 0;
-    for (; i + step <= job.width; i += step) add(i, Whole{});
-    if (i < job.width) add(i, Part{static_cast<int>(job.width - i)});
-  }
-
-  // x of rows [row, row + rows) and keys [from, to) of the tile
-  template <int rows>
-  void scores(int64_t row, const T* key, int64_t from, int64_t to) const {
-    const float* query = w.query + row * row_entries(job.width);
-    float* x = w.tile + row * few_keys;
-    int64_t k = from;
-#if defined(__AVX512F__)
-    constexpr int columns = 16 / rows;  // 16 sums at a time, of as many keys at once as there are rows
-    for (; k + columns <= to; k += columns) {
-      V sum[rows][columns];
-      for (int j = 0; j < columns; j += rows) {
-        V some[rows][rows] = {};
-        dots(query, key + (k + j) * job.key.row, job.key.row, some);
-        for (int r = 0; r < rows; ++r) {
-          for (int l = 0; l < rows; ++l) sum[r][j + l] = some[r][l];
-        }
-      }
-      float lanes[16];
-      S::store(lanes, sums_of_lanes(&sum[0][0]) * S::set(job.scale));
-      for (int r = 0; r < rows; ++r) __builtin_memcpy(x + r * few_keys + k, lanes + r * columns, 4 * columns);
-    }
-#endif
-    for (; k < to; ++k) {
-      V sum[rows][1] = {};
-      dots(query, key + k * job.key.row, job.key.row, sum);
-      for (int r = 0; r < rows; ++r) x[r * few_keys + k] = S::sum(sum[r][0]) * job.scale;
-    }
-  }
 
   // `vectors` vectors of one row of values; or of two, in pairs, whose columns are then in the order of `in_order`.
   template <int vectors, class P>
   MULTIMAX_INLINE static void load_values(V* to, const T* row, [[maybe_unused]] const T* next, P part) {
 #if defined(__AVX512BF16__)
     for (int j = 0; j < vectors; j += 2) {
-      __m512i a = reinterpret_cast<__m512i>(load(row + 16 * j, part));
-      __m512i b = next ? reinterpret_cast<__m512i>(load(next + 16 * j, part)) : __m512i{};
+      __m512i a = reinterpret_cast<__m512i>(In::load(row + 16 * j, part));
+      __m512i b = next ? reinterpret_cast<__m512i>(In::load(next + 16 * j, part)) : __m512i{};
       to[j] = reinterpret_cast<V>(_mm512_unpacklo_epi16(a, b));
       to[j + 1] = reinterpret_cast<V>(_mm512_unpackhi_epi16(a, b));
     }
 #else
-    for (int j = 0; j < vectors; ++j) to[j] = load(row + S::width * j, part);
+    for (int j = 0; j < vectors; ++j) to[j] = In::load(row + S::width * j, part);
 #endif
   }
 
@@ -124,68 +43,76 @@ struct Few {
 #endif
   }
 
-  // out = diag(factor) out + p value: rows from `row`, vectors from `column` on
-  template <int rows, int vectors, class P>
-  void add_values(const float* p, const T* value, int64_t row, int64_t column, int64_t begin, int64_t end,
+  // out = diag(factor) out + p value: rows from `row`, vectors from `column` on, of keys [begin, end)
+  template <bool fetch, int rows, int vectors, class P>
+  void add_values(const float* p, const T* value, int64_t row, int64_t column, int64_t begin, int64_t end, bool first,
                   P part) const {
     float* out = w.out + row * out_row() + column;
     const float* weights = p + row * few_keys;
-    for (int64_t first = begin / terms * terms, next; first < end; first = next) {
-      next = min(first + TileProduct::most * terms, end);
-      V sum[rows][vectors] = {};
-      auto add = [&](int64_t k, const T* at, const T* below) __attribute__((always_inline)) {
-        V of_value[vectors];
-        load_values<vectors>(of_value, at, below, part);
-        for (int r = 0; r < rows; ++r) {
-          const V weight = S::set(weights[r * few_keys + k / terms]);
-          for (int j = 0; j < vectors; ++j) sum[r][j] = Terms::add(sum[r][j], weight, of_value[j]);
+    const int64_t value_row = job.value.row, ahead = In::rows_ahead(job.value_width) * value_row;
+    V sum[rows][vectors] = {};
+    auto add = [&](int64_t k, const T* at, const T* below) __attribute__((always_inline)) {
+      if constexpr (fetch) {
+        // the rows as a whole with the first of their columns: they lie in this order
+        for (int64_t i = 0; i < job.value_width; i += 64 / static_cast<int64_t>(sizeof(T))) {
+          for (int64_t j = 0; j < terms; ++j) __builtin_prefetch(at + ahead + j * value_row + i);
         }
-      };
-      int64_t k = first;
-      const T* at = value + k * job.value.row + column;
-      for (; k + terms <= next; k += terms, at += terms * job.value.row) add(k, at, at + job.value.row);
-      if (k < next) add(k, at, nullptr);
+      }
+      V of_value[vectors];
+      load_values<vectors>(of_value, at, below, part);
       for (int r = 0; r < rows; ++r) {
-        const V factor = S::set(first <= begin ? w.factor[row + r] : 1);
-        for (int j = 0; j < vectors; ++j) {
-          float* to = out + r * out_row() + j * S::width;
-          S::store(to, S::load(to) * factor + sum[r][j]);
-        }
+        const V weight = S::set(weights[r * few_keys + k / terms]);
+        for (int j = 0; j < vectors; ++j) sum[r][j] = Terms::add(sum[r][j], weight, of_value[j]);
+      }
+    };
+    int64_t k = begin;
+    const T* at = value + k * value_row + column;
+    for (; k + terms <= end; k += terms, at += terms * value_row) add(k, at, at + value_row);
+    if (k < end) add(k, at, nullptr);
+    for (int r = 0; r < rows; ++r) {
+      const V factor = S::set(first ? w.factor[row + r] : 1);
+      for (int j = 0; j < vectors; ++j) {
+        float* to = out + r * out_row() + j * S::width;
+        S::store(to, S::load(to) * factor + sum[r][j]);
       }
     }
   }
 
   template <int rows>
-  void add_values(const float* p, const T* value, int64_t row, int64_t begin, int64_t end) const {
+  void add_values(const float* p, const T* value, int64_t row, int64_t begin, int64_t end, bool first) const {
     const int64_t width = job.value_width;
     int64_t column = 0;
-    auto panels = [&]<int vectors>() {
-      for (; column + vectors * S::width <= width; column += vectors * S::width) {
-        add_values<rows, vectors>(p, value, row, column, begin, end, Whole{});
+    auto panel = [&]<int vectors>(auto part) {
+      if (row == 0 && column == 0) {
+        add_values<true, rows, vectors>(p, value, row, column, begin, end, first, part);
+      } else {
+        add_values<false, rows, vectors>(p, value, row, column, begin, end, first, part);
       }
+      column += vectors * S::width;
+    };
+    auto panels = [&]<int vectors>() {
+      while (column + vectors * S::width <= width) panel.template operator()<vectors>(Whole{});
     };
     if constexpr (rows == 1) panels.template operator()<8>();  // as many as registers hold
     panels.template operator()<4>();
     panels.template operator()<terms>();  // of pairs, two at least
-    if (column < width) {
-      add_values<rows, terms>(p, value, row, column, begin, end, Part{static_cast<int>(width - column)});
+    if (column < width) panel.template operator()<terms>(Part{static_cast<int>(width - column)});
+  }
+
+  // Some values for all rows, and then the next: they are read once from memory.
+  void add_values(const float* p, const T* value, int64_t rows, int64_t begin, int64_t end) const {
+    begin = begin / terms * terms;
+    for (int64_t from = begin, next; from < end; from = next) {
+      next = min(from + cached_keys, end);
+      each_rows(rows, [&]<int n>(int64_t r) { add_values<n>(p, value, r, from, next, from == begin); });
     }
   }
 
-  int64_t out_row() const { return ceil_div(job.value_width, step) * step; }
+  int64_t out_row() const { return ceil_div(job.value_width, In::step) * In::step; }
 
-  // Calls f with the first of every four rows, two or one that are left.
-  template <class F>
-  static void each_rows(int64_t rows, F f) {
-    int64_t r = 0;
-    for (; r + 4 <= rows; r += 4) f.template operator()<4>(r);
-    if (rows & 2) f.template operator()<2>(r), r += 2;
-    if (rows & 1) f.template operator()<1>(r);
-  }
-
-  // The first rows of what comes next: the machine fetches the others by itself, once it has seen where this goes.
+  // The first rows of what comes next; each of them then fetches another, further on.
   static void prefetch(const T* rows, int64_t distance, int64_t n, int64_t width) {
-    for (int64_t i = 0; i < min(n, 16); ++i) {
+    for (int64_t i = 0; i < min(n, In::rows_ahead(width)); ++i) {
       const char* row = reinterpret_cast<const char*>(rows + i * distance);
       for (int64_t at = 0; at < width * static_cast<int64_t>(sizeof(T)); at += 64) __builtin_prefetch(row + at);
     }
@@ -219,7 +146,7 @@ struct Few {
 
       const Place at{b, key_head, sequence.first_key + first};
       const T *key = row_of<const T>(job.key, at), *value = row_of<const T>(job.value, at);
-      each_rows(rows, [&]<int n>(int64_t r) { scores<n>(r, key, t.from(), t.end); });
+      few_scores<T>(job, w.query, rows, at, t.from(), t.end, w.tile, few_keys);
       prefetch(value + t.begin * job.value.row, job.value.row, t.end - t.begin, job.value_width);
       any = false;
       for (int64_t h = 0; h < job.group; ++h) {
@@ -238,7 +165,7 @@ struct Few {
       if (!any) continue;
       if (first + keys < last_key) prefetch(key + keys * job.key.row, job.key.row, last_key - first - keys, job.width);
       const float* p = along_rows(w.tile, few_keys, rows, t.from(), t.to(), w.tile);
-      each_rows(rows, [&]<int n>(int64_t r) { add_values<n>(p, value, r, t.begin, t.end); });
+      add_values(p, value, rows, t.begin, t.end);
     }
 
     for (int64_t r = 0; r < rows; ++r) {

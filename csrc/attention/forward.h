@@ -56,7 +56,7 @@ void modulate(const Tile& t, const Params<float>& params, float* largest) {
 struct Forward {
   const AttentionJob& job;
   const ForwardScratch& w;
-  const RowAccess& rows_of = row_access_of(job.dtype);
+  const RowAccess rows_of = row_access_of(job.dtype);
   decltype(&modulate<0>) modulate = with_order(job.order, []<int N>() { return multimax::MULTIMAX_ISA::modulate<N>; });
 
   static bool any_nan(const Tile& t) {  // the maximum does not show it

@@ -102,11 +102,15 @@ inline __m512i interleaved(__m256i a, __m256i b) {  // a0 b0 a1 b1 ...
   return _mm512_or_si512(_mm512_cvtepu16_epi32(a), _mm512_slli_epi32(_mm512_cvtepu16_epi32(b), 16));
 }
 
+// n terms of a row, at most a vector of pairs; zeros behind them
+inline V load_pairs(const bf16* p, int64_t n) {
+  return reinterpret_cast<V>(_mm512_maskz_loadu_epi16(static_cast<__mmask32>((uint64_t{1} << n) - 1), p));
+}
+
 // One row, and zeros up to row_entries.
 inline void pack_row(float* to, const bf16* from, int64_t n) {
   for (int64_t i = 0, at = 0; at < row_entries(n); i += 32, at += S::width) {
-    int64_t left = min(max(n - i, 0), 32);
-    _mm512_storeu_si512(to + at, _mm512_maskz_loadu_epi16(static_cast<__mmask32>((uint64_t{1} << left) - 1), from + i));
+    S::store(to + at, load_pairs(from + i, min(max(n - i, 0), 32)));
   }
 }
 
@@ -239,15 +243,21 @@ struct RowAccess {
   decltype(&Rows<bf16>::dot) dot;
 };
 
-template <class R>
-constexpr RowAccess row_access = {R::pack, R::pack_transposed, R::pack_down, R::down, R::write, R::write_lost, R::dot};
-
-inline const RowAccess& row_access_of([[maybe_unused]] DType dtype) {
+// f's result for the type of the tensors' rows.
+template <class F>
+inline auto with_row_type([[maybe_unused]] DType dtype, F f) {
 #if !defined(__AVX512BF16__)
-  if (dtype == DType::f32) return row_access<Rows<float>>;
-  if (dtype == DType::f16) return row_access<Rows<f16>>;
+  if (dtype == DType::f32) return f.template operator()<float>();
+  if (dtype == DType::f16) return f.template operator()<f16>();
 #endif
-  return row_access<Rows<bf16>>;
+  return f.template operator()<bf16>();
+}
+
+inline RowAccess row_access_of(DType dtype) {
+  return with_row_type(dtype, []<class T>() {
+    using R = Rows<T>;
+    return RowAccess{R::pack, R::pack_transposed, R::pack_down, R::down, R::write, R::write_lost, R::dot};
+  });
 }
 
 }  // namespace
