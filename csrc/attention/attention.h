@@ -33,7 +33,18 @@ struct Dropout {
   float scale;     // of those that stay
 };
 
-constexpr int64_t few_rows = 16;
+constexpr int64_t query_block = 48;  // a multiple of a product's block of rows
+constexpr int64_t key_block = 128;   // keys of a tile, forward; a tile fits the first-level cache
+constexpr int64_t key_block_backward = 64;
+constexpr int64_t most_units = 10;  // blocks of queries that a packed block of keys serves, forward
+constexpr int64_t few_rows = 16;    // few queries: at most so many of the heads that share a key head
+constexpr int64_t few_keys = 512;   // and the keys of their tiles
+
+#define MULTIMAX_ALWAYS inline __attribute__((always_inline))
+MULTIMAX_ALWAYS int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
+MULTIMAX_ALWAYS int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
+MULTIMAX_ALWAYS int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+#undef MULTIMAX_ALWAYS
 
 struct AttentionJob {
   DType dtype;
@@ -58,28 +69,31 @@ struct AttentionJob {
   float* stats;
   int64_t stats_batch, stats_head, stats_plane;
 
+  int64_t item_units;  // forward: blocks of queries that a packed block of keys serves, at most
+
   // Few queries: the keys are split, and parts get what each split has found, (splits, rows, 2 + value width padded to
   // 16): largest s, sum of exp(s - largest), and the output without its norm.
   int64_t splits, split_keys;
   float* parts;
 
-  // Backward. An item holds the key blocks of one chunk, for batches and key heads that share a gradient of the bias.
+  // Backward. An owner has the batches and key heads that share a gradient of the bias. An item has one of its blocks
+  // of keys, or, where there are enough owners (blocks_together), all of them.
   Heads grad_out, grad_key, grad_value;
   Scores grad_bias;    // float32, zero before
   const float* delta;  // like a plane of stats: sum of grad_out out, less the gradient of the log-sum
-  // (chunks, rows as in stats, width padded to 16), float32, zero before; scale is applied
-  float* grad_query;
-  int64_t grad_query_chunk;
-  int64_t chunks, chunk_keys;
+  float* grad_query;   // (rows as in stats, width padded to 16), float32, zero before; scale is applied
+  bool blocks_together;
   int64_t owners, owner_batches, owner_key_heads;  // batches and key heads of one owner
-  double* sums;  // (items, heads of an owner if set_of_head else 1, 4 order); null where not needed
-  // (chunks, 2, rows as in stats), float32, zero before: each row's sum of ds, and of p x. See settle_line.
+  int64_t* turns;  // (items), zero before: how many blocks of queries each has added its part to. See Turn.
+  double* sums;    // (items, heads of an owner if set_of_head else 1, 4 order); null where not needed
+  // (2, rows as in stats), float32, zero before: each row's sum of ds, and of p x. See settle_line.
   float* row_sums;
 
   int64_t key_heads() const { return heads / group; }
   // of all heads that share a key head
   bool few_queries() const { return queries * group <= few_rows; }
   int64_t sets_of_item() const { return set_of_head ? owner_key_heads * group : 1; }
+  int64_t items_of_owner() const { return blocks_together ? 1 : max(ceil_div(keys, key_block_backward), 1); }
 };
 
 struct AttentionKernels {
@@ -90,11 +104,12 @@ struct AttentionKernels {
   void (*merge)(const AttentionJob&, int64_t first, int64_t last, void* scratch);
   // delta for rows [first, last) of (B, H, Lq): out and grad_out given, grad_lse like a plane of stats or null
   void (*delta)(const AttentionJob&, const float* grad_lse, float* delta, int64_t first, int64_t last);
+  // An item of an owner may be computed beside those before it, but not before they have begun.
   void (*backward)(const AttentionJob&, int64_t first_item, int64_t last_item, void* scratch);
   // what has to be added to the parameters' sums, (lines, 4 order); a line is stats_head rows, all of one head
   void (*settle)(const AttentionJob&, const float* grad_lse, double* sums, int64_t first_line, int64_t last_line,
                  void* scratch);
-  // the chunks' gradients of the query, added up for rows [first, last)
+  // the gradient of the query in its dtype, for rows [first, last)
   void (*collect)(const AttentionJob&, const Heads& grad_query, int64_t first, int64_t last);
 };
 

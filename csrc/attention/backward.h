@@ -1,6 +1,8 @@
 // Attention's backward: the weights of a tile again, and all gradients from them.
 #pragma once
 
+#include <sched.h>
+
 #include "attention/dots.h"
 #include "attention/tile.h"
 
@@ -40,6 +42,29 @@ struct BackwardScratch {
 };
 
 constexpr int64_t stride = key_block_backward;  // of a tile
+
+// Blocks of keys are items of their own, which threads compute at the same time, and all of them add to the gradients
+// of the queries. They take turns: for each block of queries, an item waits until the one before it, with the keys
+// before its own, has passed. So sums grow in the order of keys, whoever computes them, and nothing is added at once.
+class Turn {
+ public:
+  Turn(int64_t* passed, int64_t block) : mine_(passed), before_(block == 0 ? nullptr : passed - 1) {}
+
+  void wait() const {
+    if (before_ == nullptr) return;
+    for (int tries = 0; __atomic_load_n(before_, __ATOMIC_ACQUIRE) <= at_; ++tries) {
+      if (tries >= 1000) sched_yield();
+    }
+  }
+  void pass() {
+    wait();
+    __atomic_store_n(mine_, ++at_, __ATOMIC_RELEASE);
+  }
+
+ private:
+  int64_t *mine_, *before_;
+  int64_t at_ = 0;
+};
 
 // p = exp(s - top) / total; false if all of them are 0
 template <int N>
@@ -164,7 +189,7 @@ struct Backward {
     }
   }
 
-  void tile(Tile& t, const Band& band, const Sequence& sequence, int64_t chunk, double* folded) const {
+  void tile(Tile& t, const Band& band, const Sequence& sequence, const Turn& turn, double* folded) const {
     int64_t width = padded(job.width), value_width = padded(job.value_width), from = t.from(), columns = t.to() - from;
     int64_t keys = t.end - t.begin, row = sequence.first_query + t.query;
     int64_t at = t.b * job.stats_batch + t.head * job.stats_head + row;
@@ -195,7 +220,8 @@ struct Backward {
         .run(t.rows, columns);
     if (job.dropout.on) drop(t);
 
-    float* row_sums = job.sums == nullptr ? nullptr : job.row_sums + chunk * 2 * job.stats_plane + at;
+    turn.wait();
+    float* row_sums = job.sums == nullptr ? nullptr : job.row_sums + at;
     scores(job, w, t, job.delta + at, folded, row_sums);
     if (job.grad_bias.data != nullptr) add_to_bias(t);
 
@@ -215,7 +241,7 @@ struct Backward {
                 1,
                 w.key_down + first_key * width,
                 width,
-                job.grad_query + chunk * job.grad_query_chunk + at * width,
+                job.grad_query + at * width,
                 width,
                 entries(t.end) - first_key,
                 job.scale,
@@ -224,22 +250,24 @@ struct Backward {
         .run(t.rows, width);
   }
 
-  // Blocks of keys of one chunk, for one batch and key head.
-  void run(int64_t b, int64_t key_head, int64_t chunk, double* folded, int64_t first_head) const {
+  // Blocks of keys of one batch and key head.
+  void run(int64_t b, int64_t key_head, int64_t first_block, int64_t last_block, Turn& turn, double* folded) const {
     const Sequence sequence(job, b);
     const Band band(job, sequence);
     int64_t width = padded(job.width), value_width = padded(job.value_width);
-    int64_t last_key = min((chunk + 1) * job.chunk_keys, sequence.keys);
-    for (int64_t key = chunk * job.chunk_keys; key < last_key; key += stride) {
+    int64_t last_key = min(last_block * stride, sequence.keys);
+    for (int64_t key = first_block * stride; key < last_key; key += stride) {
       int64_t keys = min(stride, last_key - key);
       const Place first{b, key_head, sequence.first_key + key};
       bool packed = false;
       for (int64_t i = 0; i < stride * width; i += S::width) S::store(w.grad_key + i, V{});
       for (int64_t i = 0; i < stride * value_width; i += S::width) S::store(w.grad_value + i, V{});
-      for (int64_t head = key_head * job.group; head < (key_head + 1) * job.group; ++head) {
-        double* of_head = folded + (job.set_of_head ? head - first_head : 0) * 4 * job.order * S::width;
-        for (int64_t query = 0; query < sequence.queries; query += query_block) {
-          Tile t{b, head, query, min(query_block, sequence.queries - query), key, 0, 0, false, w.x, stride};
+      for (int64_t h = 0; h < job.group; ++h) {
+        double* of_head = folded + (job.set_of_head ? h * 4 * job.order * S::width : 0);
+        for (int64_t query = 0; query < sequence.queries; query += query_block, turn.pass()) {
+          Tile t{
+              b,     key_head * job.group + h, query, min(query_block, sequence.queries - query), key, 0, 0, false, w.x,
+              stride};
           if (!clip(t, band, keys) || !any_left(job, t)) continue;
           if (!packed) {
             packed = true;
@@ -247,11 +275,11 @@ struct Backward {
             rows_of.pack_transposed(w.value, stride, w.rows, job.value, first, keys, job.value_width);
             rows_of.pack_down(w.key_down, job.key, first, keys, job.width);
           }
-          tile(t, band, sequence, chunk, of_head);
+          tile(t, band, sequence, turn, of_head);
         }
       }
       for (int64_t k = 0; k < keys; ++k) {
-        const Place home{b, key_head, sequence.first_key + key + k};
+        const Place home{b, key_head, first.row + k};
         rows_of.write(job.grad_key, home, w.grad_key + k * width, job.width, S::set(1));
         rows_of.write(job.grad_value, home, w.grad_value + k * value_width, job.value_width, S::set(1));
       }
@@ -259,14 +287,17 @@ struct Backward {
   }
 
   void run(int64_t item) const {
-    int64_t owner = item / job.chunks, chunk = item % job.chunks;
+    int64_t owner = item / job.items_of_owner(), block = item % job.items_of_owner();
+    int64_t last_block = job.blocks_together ? ceil_div(job.keys, stride) : block + 1;
     int64_t across = job.key_heads() / job.owner_key_heads;
     int64_t first_batch = owner / across * job.owner_batches, first_key_head = owner % across * job.owner_key_heads;
     int64_t all = job.sums ? job.sets_of_item() * 4 * job.order : 0;
     for (int64_t i = 0; i < all * S::width; ++i) w.folded[i] = 0;
+    Turn turn(job.turns + item, block);
     for (int64_t b = first_batch; b < first_batch + job.owner_batches; ++b) {
-      for (int64_t k = first_key_head; k < first_key_head + job.owner_key_heads; ++k) {
-        run(b, k, chunk, w.folded, first_key_head * job.group);
+      for (int64_t k = 0; k < job.owner_key_heads; ++k) {
+        double* folded = w.folded + (job.set_of_head ? k * job.group * 4 * job.order * S::width : 0);
+        run(b, first_key_head + k, block, last_block, turn, folded);
       }
     }
     for (int64_t j = 0; j < all; ++j) {
@@ -289,12 +320,7 @@ void settle_line(const AttentionJob& job, const BackwardScratch& w, const float*
   for (int64_t i = 0; i < job.stats_head; i += S::width) {
     int n = static_cast<int>(min(S::width, job.stats_head - i));
     int64_t row = line * job.stats_head + i;
-    V left{}, mean{};
-    for (int64_t chunk = 0; chunk < job.chunks; ++chunk) {
-      const float* sums = job.row_sums + chunk * 2 * job.stats_plane + row;
-      left = left + S::load(sums, n);
-      mean = mean + S::load(sums + job.stats_plane, n);
-    }
+    V left = S::load(job.row_sums + row, n), mean = S::load(job.row_sums + job.stats_plane + row, n);
     if (grad_lse) left = left - S::load(grad_lse + row, n);
     left = S::zero_if(S::le(S::load(job.stats + job.stats_plane + row, n), V{}), left);  // rows without keys
     sigma_backward<true>(slopes, mean, -left, w.lanes);
@@ -317,14 +343,7 @@ void collect(const AttentionJob& job, const Heads& to, int64_t first, int64_t la
   const RowAccess rows_of = row_access_of(job.dtype);
   int64_t width = padded(job.width);
   for (int64_t row = first; row < last; ++row) {
-    float* sum = job.grad_query + row * width;
-    for (int64_t chunk = 1; chunk < job.chunks; ++chunk) {
-      const float* other = sum + chunk * job.grad_query_chunk;
-      for (int64_t i = 0; i < width; i += S::width) S::store(sum + i, S::load(sum + i) + S::load(other + i));
-    }
-    const Place at = place_of(job, row);
-    const bool there = job.dtype == DType::f32 && row_of<float>(to, at) == sum;
-    if (!there) rows_of.write(to, at, sum, job.width, S::set(1));
+    rows_of.write(to, place_of(job, row), job.grad_query + row * width, job.width, S::set(1));
   }
 }
 

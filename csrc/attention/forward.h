@@ -1,6 +1,7 @@
 // Attention's forward: an online softmax over blocks of keys.
 #pragma once
 
+#include "attention/division.h"
 #include "attention/tile.h"
 
 namespace multimax::MULTIMAX_ISA {
@@ -12,7 +13,8 @@ struct ForwardScratch {
 
   ForwardScratch(const AttentionJob& job, void* memory) {
     Pieces pieces(memory, pieces_gap);
-    int64_t rows = item_units * query_block, width = row_entries(job.width), value_width = padded(job.value_width);
+    int64_t rows = max(job.item_units * query_block, few_rows), width = row_entries(job.width),
+            value_width = padded(job.value_width);
     query = pieces.take<float>(rows * width);
     out = pieces.take<float>(rows * value_width);
     top = pieces.take<float>(rows);
@@ -26,13 +28,7 @@ struct ForwardScratch {
   }
 };
 
-inline int64_t items_of_group(const AttentionJob& job) {
-  return ceil_div(blocks_of(job.queries) * job.group, item_units);
-}
-
-inline int64_t forward_items(const AttentionJob& job) {
-  return job.batches * job.key_heads() * (job.few_queries() ? job.splits : items_of_group(job));
-}
+inline int64_t forward_items(const AttentionJob& job) { return ForwardItem::count(job); }
 
 // x -> s = sigma(x), and the row's largest
 template <int N>
@@ -210,20 +206,17 @@ struct Forward {
   }
 
   void run(int64_t item) const {
-    int64_t per_group = items_of_group(job), part = item % per_group;
-    // heavy and light parts of a causal call in turn: neighbouring items go to one thread
-    part = part % 2 ? per_group - 1 - part / 2 : part / 2;
-    int64_t key_head = item / per_group % job.key_heads(), b = item / per_group / job.key_heads();
+    const auto [b, key_head, first_unit, most] = ForwardItem(job, item);
     const Sequence sequence(job, b);
     const Band band(job, sequence);
     int64_t blocks = blocks_of(sequence.queries), width = row_entries(job.width);
     int64_t value_width = padded(job.value_width);
-    int64_t first_unit = part * item_units, units = min(item_units, blocks * job.group - first_unit);
+    int64_t units = min(most, blocks * job.group - first_unit);  // a packed sequence may be shorter than the longest
     if (units <= 0) return;
 
     struct Unit {
       int64_t head, query, rows;
-    } unit[item_units];
+    } unit[most_units];
     int64_t first_key = sequence.keys, last_key = 0;
     for (int64_t u = 0; u < units; ++u) {
       int64_t query = (first_unit + u) % blocks * query_block;

@@ -15,9 +15,6 @@ namespace {
 using S = Simd<float>;
 using V = S::V;
 
-inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
-inline int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }
 
 #if defined(__AVX512BF16__)

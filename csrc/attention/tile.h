@@ -8,12 +8,6 @@
 namespace multimax::MULTIMAX_ISA {
 namespace {
 
-constexpr int64_t query_block = 48;  // a multiple of a product's block of rows
-constexpr int64_t key_block = 128;   // keys of a tile, forward; a tile fits the first-level cache
-constexpr int64_t key_block_backward = 64;
-constexpr int64_t few_keys = 512;   // keys of a tile of few queries
-constexpr int64_t item_units = 10;  // blocks of queries that a packed block of keys serves, forward
-
 inline V lowest() { return S::set(minus_infinity<float>()); }
 constexpr float score_floor = masked_floor<float>;
 

@@ -5,6 +5,7 @@
 #include <optional>
 #include <tuple>
 
+#include "attention/plan.h"
 #include "bindings/bindings.h"
 
 namespace multimax {
@@ -211,20 +212,15 @@ std::tuple<Tensor, Tensor, Tensor> attention_forward(const Tensor& query, const 
   Tensor rest = with_rest ? new_heads(query, query.size(2), value.size(3)) : torch::stable::new_empty(query, {0});
   plan.use_out(out, stats, rest);
   AttentionJob& job = plan.job;
-  // Splits by the shapes alone, so that results do not depend on the number of threads.
-  constexpr int64_t enough_items = 256, least_split = 512, block = 128;
-  int64_t all = std::max<int64_t>(job.batches * job.key_heads(), 1);
-  int64_t splits = std::clamp<int64_t>((enough_items + all - 1) / all, 1, std::max<int64_t>(job.keys / least_split, 1));
-  job.split_keys = std::max<int64_t>(((job.keys + splits - 1) / splits + block - 1) / block * block, block);
-  job.splits = std::max<int64_t>((job.keys + job.split_keys - 1) / job.split_keys, 1);
+  plan_forward(job, torch::stable::get_num_threads());
   bool split = job.few_queries() && job.splits > 1;
   int64_t part = split ? job.splits * plan.rows() * (2 + (job.value_width + 15) / 16 * 16) : 0;
   Tensor parts = torch::stable::new_empty(query, {part}, ScalarType::Float);
   job.parts = static_cast<float*>(data_of(parts));
   const AttentionKernels& chosen = *kernels(job.dtype).attention;
   int64_t scratch_bytes = chosen.scratch_bytes(job, false);
-  share(plan.rows() == 0 ? 0 : chosen.forward_items(job), 1, scratch_bytes,
-        [&](int64_t first, int64_t last, void* scratch) { chosen.forward(job, first, last, scratch); });
+  share_items(plan.rows() == 0 ? 0 : chosen.forward_items(job), most_workers(job), scratch_bytes,
+              [&](int64_t item, void* scratch) { chosen.forward(job, item, item + 1, scratch); });
   share(split ? plan.rows() : 0, 64, scratch_bytes,
         [&](int64_t first, int64_t last, void* scratch) { chosen.merge(job, first, last, scratch); });
   return {out, stats, rest};
@@ -251,9 +247,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward(
   job.grad_value = heads_of(grad_value, "value");
   if (packed) job.grad_out.batch = job.grad_key.batch = job.grad_value.batch = 0;
 
-  // Batches and heads that share a gradient of the bias belong to one item; where that leaves few items, the keys are
-  // split into chunks, with a gradient of the query each. All of this by the shapes alone, so that results do not
-  // depend on the number of threads.
+  // Batches and heads that share a gradient of the bias belong to one owner.
   job.owner_batches = job.owner_key_heads = 1;
   Tensor grad_bias = torch::stable::new_empty(query, {0}, ScalarType::Float);
   if (bias_grad) {
@@ -266,31 +260,26 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward(
   }
   int64_t all = job.batches * job.key_heads(), together = std::max<int64_t>(job.owner_batches * job.owner_key_heads, 1);
   job.owners = all / together;
-  constexpr int64_t enough_items = 8, least_chunk = 512, block = 64;
-  int64_t chunks = std::min((enough_items + job.owners - 1) / std::max<int64_t>(job.owners, 1), job.keys / least_chunk);
-  if (bias_grad && job.grad_bias.column == 0) chunks = 1;
-  chunks = std::max<int64_t>(chunks, 1);
-  job.chunk_keys = std::max<int64_t>(((job.keys + chunks - 1) / chunks + block - 1) / block * block, block);
-  job.chunks = std::max<int64_t>((job.keys + job.chunk_keys - 1) / job.chunk_keys, 1);
+  const AttentionKernels& chosen = *kernels(job.dtype).attention;
+  plan_backward(job);
 
   int64_t width = (job.width + 15) / 16 * 16;
   Tensor grad_query = torch::stable::new_zeros(query, {query.size(0), query.size(1), query.size(2), query.size(3)});
-  bool in_place = job.dtype == DType::f32 && width == job.width && job.chunks == 1;
+  bool in_place = job.dtype == DType::f32 && width == job.width;
   Tensor sums_of_query =
-      in_place ? grad_query : torch::stable::new_zeros(query, {job.chunks, plan.rows(), width}, ScalarType::Float);
+      in_place ? grad_query : torch::stable::new_zeros(query, {plan.rows(), width}, ScalarType::Float);
   job.grad_query = static_cast<float*>(data_of(sums_of_query));
-  job.grad_query_chunk = plan.rows() * width;
   Heads query_home = heads_of(grad_query, "query");
   if (packed) query_home.batch = 0;
 
-  int64_t items = all == 0 ? 0 : job.owners * job.chunks;
+  int64_t items = all == 0 ? 0 : job.owners * job.items_of_owner();
   std::vector<double> sums(params_grad ? static_cast<size_t>(items * job.sets_of_item() * 4 * job.order) : 0);
   if (params_grad) job.sums = sums.data();
-  Tensor row_sums =
-      torch::stable::new_zeros(query, {params_grad ? job.chunks * 2 * plan.rows() : 0}, ScalarType::Float);
+  std::vector<int64_t> turns(static_cast<size_t>(items));
+  job.turns = turns.data();
+  Tensor row_sums = torch::stable::new_zeros(query, {params_grad ? 2 * plan.rows() : 0}, ScalarType::Float);
   job.row_sums = static_cast<float*>(data_of(row_sums));
 
-  const AttentionKernels& chosen = *kernels(job.dtype).attention;
   constexpr int64_t rows_grain = 64;
   Tensor delta = torch::stable::new_empty(query, {plan.rows()}, ScalarType::Float);
   float* delta_at = static_cast<float*>(data_of(delta));
@@ -303,8 +292,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward(
   share(plan.rows(), rows_grain, 0,
         [&](int64_t first, int64_t last, void*) { chosen.delta(job, lse_at, delta_at, first, last); });
   job.delta = delta_at;
-  share(items, 1, chosen.scratch_bytes(job, true),
-        [&](int64_t first, int64_t last, void* scratch) { chosen.backward(job, first, last, scratch); });
+  int64_t workers = std::min(items, most_workers(job)), scratch_bytes = chosen.scratch_bytes(job, true);
+  Items queue(items == 0 ? 0 : job.owners, job.items_of_owner());
+  with_workers(workers, scratch_bytes, [&](void* scratch) {
+    int64_t owner = -1;
+    for (int64_t item = queue.take(owner); item >= 0; item = queue.take(owner)) {
+      chosen.backward(job, item, item + 1, scratch);
+    }
+  });
   share(in_place ? 0 : plan.rows(), rows_grain, 0,
         [&](int64_t first, int64_t last, void*) { chosen.collect(job, query_home, first, last); });
 
@@ -314,17 +309,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward(
   Tensor grad_knots = torch::stable::new_empty(knots, shape);
   if (params_grad) {
     ParamGrads grads(plan.params());
-    int64_t across = job.key_heads() / std::max<int64_t>(job.owner_key_heads, 1);
     const double* sum = sums.data();
     for (int64_t item = 0; item < items; ++item) {
-      int64_t first_head = item / job.chunks % across * job.owner_key_heads * job.group;
       for (int64_t set = 0; set < job.sets_of_item(); ++set, sum += 4 * job.order) {
-        grads.add(job.set_of_head ? first_head + set : 0, sum);
+        int64_t head = item / job.items_of_owner() * job.sets_of_item() % job.heads + set;
+        grads.add(job.set_of_head ? head : 0, sum);
       }
     }
     int64_t lines = plan.rows() / job.stats_head;
     std::vector<double> settled(static_cast<size_t>(lines * 4 * job.order));
-    share(lines, 1, chosen.scratch_bytes(job, true), [&](int64_t first, int64_t last, void* scratch) {
+    share(lines, 1, scratch_bytes, [&](int64_t first, int64_t last, void* scratch) {
       chosen.settle(job, lse_at, settled.data(), first, last, scratch);
     });
     for (int64_t line = 0; line < lines; ++line) {

@@ -6,7 +6,8 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
-#include <memory>
+#include <algorithm>
+#include <atomic>
 #include <new>
 #include <vector>
 
@@ -81,14 +82,43 @@ class ParamGrads {
   std::vector<double> coefs_, knots_;
 };
 
+class Scratch {
+ public:
+  explicit Scratch(int64_t bytes) : memory_(::operator new(static_cast<size_t>(bytes), alignment)) {}
+  ~Scratch() { ::operator delete(memory_, alignment); }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  void* get() const { return memory_; }
+
+ private:
+  static constexpr std::align_val_t alignment{64};
+  void* memory_;
+};
+
+// Calls f with scratch memory on up to that many of torch's threads.
+template <class F>
+void with_workers(int64_t workers, int64_t scratch_bytes, F f) {
+  workers = std::min<int64_t>(workers, torch::stable::get_num_threads());
+  torch::stable::parallel_for(0, workers, 1, [&](int64_t first, int64_t last) {
+    const Scratch scratch(scratch_bytes);
+    for (int64_t worker = first; worker < last; ++worker) f(scratch.get());
+  });
+}
+
+// Items that take long, or not all as long as the others: whoever is free takes the next.
+template <class F>
+void share_items(int64_t n, int64_t workers, int64_t scratch_bytes, F f) {
+  std::atomic<int64_t> next{0};
+  with_workers(std::min(n, workers), scratch_bytes, [&](void* scratch) {
+    for (int64_t item = next++; item < n; item = next++) f(item, scratch);
+  });
+}
+
 // Shares [0, n) over torch's threads, each with scratch memory of its own.
 template <class F>
 void share(int64_t n, int64_t grain, int64_t scratch_bytes, F f) {
   torch::stable::parallel_for(0, n, grain, [&](int64_t first, int64_t last) {
-    constexpr std::align_val_t alignment{64};
-    auto release = [](void* p) { ::operator delete(p, alignment); };
-    std::unique_ptr<void, decltype(release)> scratch(::operator new(static_cast<size_t>(scratch_bytes), alignment),
-                                                     release);
+    const Scratch scratch(scratch_bytes);
     f(first, last, scratch.get());
   });
 }

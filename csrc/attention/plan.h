@@ -1,0 +1,69 @@
+// How attention's work is divided between threads.
+#pragma once
+
+#include <algorithm>
+#include <mutex>
+#include <vector>
+
+#include "attention/attention.h"
+
+namespace multimax {
+
+// Enough to keep many threads busy to the end: eight for each of 192.
+constexpr int64_t enough_items = 1536;
+
+// More threads than this cost more to wake than they help.
+inline int64_t most_workers(const AttentionJob& job) {
+  constexpr double worth_waking = 1 << 19;  // multiplications
+  double scores = static_cast<double>(job.batches * job.heads) * static_cast<double>(job.queries * job.keys);
+  double work = scores * static_cast<double>(job.width + job.value_width) / worth_waking;
+  return static_cast<int64_t>(std::clamp(work, 1.0, 1e6));
+}
+
+// Few queries: splits of the keys, by the shapes alone, so that results do not depend on the number of threads. Others:
+// a packed block of keys serves several blocks of queries, as long as that leaves enough items for all threads; results
+// do not depend on it.
+inline void plan_forward(AttentionJob& job, int64_t threads) {
+  constexpr int64_t least_split = 512, block = 128;
+  int64_t all = std::max<int64_t>(job.batches * job.key_heads(), 1);
+  int64_t splits = std::clamp<int64_t>(ceil_div(enough_items, all), 1, std::max<int64_t>(job.keys / least_split, 1));
+  job.split_keys = std::max<int64_t>(ceil_div(ceil_div(job.keys, splits), block) * block, block);
+  job.splits = std::max<int64_t>(ceil_div(job.keys, job.split_keys), 1);
+  int64_t units = job.batches * job.heads * ceil_div(job.queries, query_block);
+  job.item_units = std::clamp<int64_t>(units / (8 * threads), 1, most_units);
+}
+
+// Blocks of keys are items of their own where owners are few.
+inline void plan_backward(AttentionJob& job) {
+  // one number for all keys: what has one gradient has to be added up by one item
+  bool shared = job.grad_bias.data != nullptr && job.grad_bias.column == 0;
+  job.blocks_together = shared || job.owners >= enough_items;
+}
+
+// Hands out the items of the backward. A thread has an owner to itself as long as there are any; what it reads then
+// stays in its cache, and it never waits. Then it helps where most is left. The items of an owner come in their order.
+class Items {
+ public:
+  Items(int64_t owners, int64_t of_owner) : of_owner_(of_owner), taken_(static_cast<size_t>(owners)) {}
+
+  // The next item for a thread that was at `owner`, negative at first; negative if there are none left.
+  int64_t take(int64_t& owner) {
+    std::lock_guard lock(mutex_);
+    if (owner < 0 || taken(owner) == of_owner_) {
+      owner = begun_ < owners() ? begun_++ : fullest();
+      if (taken(owner) == of_owner_) return -1;
+    }
+    return owner * of_owner_ + taken_[static_cast<size_t>(owner)]++;
+  }
+
+ private:
+  int64_t of_owner_, begun_ = 0;
+  std::vector<int64_t> taken_;
+  std::mutex mutex_;
+
+  int64_t owners() const { return static_cast<int64_t>(taken_.size()); }
+  int64_t taken(int64_t owner) const { return taken_[static_cast<size_t>(owner)]; }
+  int64_t fullest() const { return std::min_element(taken_.begin(), taken_.end()) - taken_.begin(); }
+};
+
+}  // namespace multimax
