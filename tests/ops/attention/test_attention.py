@@ -436,6 +436,29 @@ def test_bitwise_equal_repeats(dtype: torch.dtype) -> None:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
+BIASES = {"none": None, "all": (1, 2, 300, 350), "keys": (1, 1, 1, 350), "queries": (2, 1, 300, 1), "one": (1, 1, 1, 1)}
+
+
+@needs_kernels
+@pytest.mark.parametrize("bias", BIASES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"window": (100, 20)}], ids=str)
+def test_blocks_of_keys_take_turns(bias: str, dtype: torch.dtype, options: dict[str, Any]) -> None:
+    """Several threads add to the gradients of the same queries, and sometimes of the same bias."""
+    inputs = make(2, 2, 300, 350, 16, 24, 1, dtype=dtype, per_head=True)
+    if BIASES[bias] is not None:
+        inputs.append(torch.randn(BIASES[bias]))
+    options = options | {"enable_gqa": True}
+    grad = torch.randn(2, 2, 300, 24).to(dtype)
+    results = []
+    for threads in (1, 2, 7):
+        torch.set_num_threads(threads)
+        results.append(run(KERNEL, grad, inputs, **options))
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+    assert_close_to_reference(inputs, **options)
+
+
 @needs_kernels
 @pytest.mark.parametrize("dtype", [torch.float32, *HALF], ids=str)
 @pytest.mark.parametrize("causal", [False, True])
