@@ -72,7 +72,7 @@ class Settings:
     temperature: float | str = _setting(1.0, "of softmax in the attention layers, or 'trained'")
     output_temperature: float | str = _setting(1.0, "of softmax in the output layer, or 'trained'")
     per_head: bool = _setting(False, "parameters for each head of attention")
-    init: str = _setting("paper", "MultiMax's initial parameters: paper or identity")
+    init: str = _setting("paper", "MultiMax's initial parameters: paper (as in the published code) or identity")
     attention_options: dict[str, Any] = field(
         default_factory=dict, metadata={"help": "further options of the function in attention, such as k of topk"}
     )
