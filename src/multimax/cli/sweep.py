@@ -100,8 +100,11 @@ def _say_plan(planned: Sequence[sweeps.Planned], folder: Path, data: DataCache) 
 
     for number, each in enumerate(planned, start=1):
         words = run.outlook(each.settings, each.folder, data) if number == 1 else run.state_of(each.folder)
-        say(f"{number} of {len(planned)}: {each.label}, seed {each.seed}: {words}")
-    say(str(folder))
+        if run.is_first():
+            say(f"{number} of {len(planned)}: {each.label}, seed {each.seed}: {words}")
+    run.part()
+    if run.is_first():
+        say(str(folder))
 
 
 class Pace:

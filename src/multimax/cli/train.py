@@ -59,7 +59,10 @@ def train(options: argparse.Namespace) -> int:
         from multimax.experiments import run
 
         if options.dry_run:
-            say(f"{settings.label}, seed {settings.seed}: {run.outlook(settings, folder)}\n{folder}")
+            words = run.outlook(settings, folder)
+            run.part()
+            if run.is_first():
+                say(f"{settings.label}, seed {settings.seed}: {words}\n{folder}")
             return 0
         result = run.train(settings, folder, bars=not options.quiet)
         run.part()
