@@ -1,5 +1,6 @@
 """The model that a run starts from: it must be what the settings say, and fit the data."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,10 @@ STEPS = {"max_steps": 1, "per_device_train_batch_size": 4, "per_device_eval_batc
 FEW = {"trainer": STEPS, "measured": 0, "tensorboard": False, "watch": 0}
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Settings, Path]:
+@pytest.fixture
+def trained(tmp_path: Path) -> tuple[Settings, Path]:
     settings = override(preset("cpu-digits"), {"model": experiment_data.SMALL_VIT, **FEW})
-    folder = tmp_path_factory.mktemp("trained") / "run"
+    folder = tmp_path / "trained"
     train(settings, folder, progress=False)
     return settings, folder
 
@@ -78,8 +79,6 @@ def test_more_positions_than_a_model_has(tmp_path: Path) -> None:
 
 
 def test_weights_that_are_missing(trained: tuple[Settings, Path], tmp_path: Path) -> None:
-    import shutil
-
     settings, folder = trained
     model = shutil.copytree(folder / "model", tmp_path / "model")
     weights = load_file(model / "model.safetensors")
