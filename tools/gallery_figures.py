@@ -16,8 +16,7 @@ import multimax
 from multimax import plots
 from multimax.convert.observable import observable_attention
 from multimax.experiments.report.models import load
-from multimax.experiments.run import CONFIG
-from multimax.experiments.settings import Settings, read_json
+from multimax.experiments.settings import CONFIG, Settings, read_json
 from multimax.experiments.tasks.loading import task_of
 
 ROOT = Path(__file__).parents[1]

@@ -1,5 +1,6 @@
 """`multimax demo`."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -15,15 +16,18 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
     few = {"num_train_epochs": 1, "eval_steps": 100}
     options = [("model", small), ("trainer", few), ("measured", 8)]
     text = demo(tmp_path / "demo", 2, options)
-    bar = capsys.readouterr().err
-    assert "88/88" in bar  # 2 methods, 2 seeds, 22 steps
+    said = capsys.readouterr().err  # no terminal: no bar
+    assert re.fullmatch(r"(\d of 4: (softmax|MultiMax), seed [01]: accuracy 0\.\d{4}\n){4}", said)
     assert "| softmax " in text
     assert "| MultiMax " in text
     assert "ms per step" in text
     assert "layers.0" in text
+    monkeypatch.setattr("multimax.experiments.demo.on_terminal", lambda: True)
     assert demo(tmp_path / "demo", 2, options) == text  # nothing is trained again
+    assert demo(tmp_path / "demo", 3, options) != text
+    assert "44/44" in capsys.readouterr().err  # 2 methods, 22 steps
     monkeypatch.setattr("multimax.experiments.demo.demo", lambda folder, seeds: demo(folder, seeds, options))
-    assert cli.main(["demo", "--seeds", "2", "--out", str(tmp_path / "demo")]) == 0
+    assert cli.main(["demo", "--seeds", "3", "--out", str(tmp_path / "demo")]) == 0
     page = tmp_path / "demo" / "report.html"
     assert f"A page with all figures, for the browser: {page}\n" in capsys.readouterr().out
     assert "data:image/svg+xml" in page.read_text(encoding="utf-8")

@@ -424,6 +424,16 @@ def test_a_folder_of_text(tmp_path: Path, names: tuple[str, str, str], end: str)
     fails(lambda: load_text(tmp_path), paths[1], "empty")
 
 
+@pytest.mark.parametrize("text", ["\n" * 9000, " \t\n" * 3000, "word\n" * 1700 + "\n" * 700])
+def test_text_without_words(tmp_path: Path, text: str) -> None:
+    file = write(tmp_path / "a.txt", text)
+    fails(lambda: load_text(file), "expected words in the", f"part of {file}, got only spaces and line ends")
+    folder = tmp_path / "folder"
+    for name in ("train", "valid", "test"):
+        write(folder / f"{name}.txt", "\n" * 50 if name == "valid" else "some words\n" * 9)
+    fails(lambda: load_text(folder), f"expected words in the validation part of {folder}")
+
+
 def test_a_file_of_text(tmp_path: Path) -> None:
     lines = "".join(f"line {i:03}\n" for i in range(1000))  # of 9 signs
     data = load_text(write(tmp_path / "a.txt.gz", lines))

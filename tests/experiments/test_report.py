@@ -632,8 +632,6 @@ DAMAGED = [
     ("result.json", b"{", "result.json, got a damaged file"),
     ("result.json", b'{"status": "who knows"}', "expected 'status' in"),
     ("result.json", b'{"status": "finished", "metrics": {"accuracy": "good"}}', "expected 'accuracy' in"),
-    ("metrics.jsonl", b'{"loss": 1, "step": 1}\n{"los', "metrics.jsonl, got line 2"),
-    ("metrics.jsonl", b"\xff\xfe\x00", "expected a line of JSON in"),
     ("environment.json", b"[]", "expected a JSON object in"),
     ("model/config.json", b"[]", "expected a model's settings in"),
     ("model/config.json", b"{", "to be a file of JSON, got"),
@@ -648,6 +646,26 @@ def test_damaged_files(
     folder = shutil.copytree(runs("softmax"), tmp_path / "run")
     (folder / name).write_bytes(content)
     assert words in refused(capsys, out, folder)
+
+
+def test_a_damaged_log_is_a_note(runs: Runs, tmp_path: Path, quick: Callable[..., Page]):
+    folder = shutil.copytree(runs("softmax"), tmp_path / "run")
+    (folder / "metrics.jsonl").write_bytes(b"\xff\xfe\x00")
+    page = quick(folder)
+    assert any("its log is not shown: expected a line of JSON in" in note for note in page.parts["Results"]["notes"])
+    assert page.lacking["Loss and metrics"] == "there is no log of training."
+    (folder / "metrics.jsonl").write_bytes(b'{"loss": 1, "step": 1}\n{"los')  # killed while it wrote
+    assert not any("its log" in note for note in quick(folder).parts["Results"]["notes"])
+
+
+def test_a_damaged_run_of_a_sweep_is_a_note(sweep: Path, tmp_path: Path, quick: Callable[..., Page]):
+    folder = shutil.copytree(sweep, tmp_path / "sweep")
+    (folder / "softmax/seed-0/result.json").write_bytes(b'{"status": "fin')
+    page = quick(folder)
+    (note,) = (note for note in page.parts["Results"]["notes"] if note.startswith("Damaged"))
+    assert "softmax/seed-0/result.json, got a damaged file" in note
+    assert "delete the file, and give the run's command again" in note
+    assert [row[0] for row in page.parts["Results"]["tables"][0][1:]] == ["softmax", "MultiMax both"]
 
 
 def test_models_that_cannot_be_shown(tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForImageClassification, TrainerCallback
 
@@ -169,7 +170,6 @@ def test_interrupted_runs_end_bitwise_where_others_do(name: str, tmp_path: Path)
         entries = [json.loads(line) for line in lines]
         timed = ("second", "runtime", "flos")
         logs.append([{k: v for k, v in e.items() if not any(t in k for t in timed)} for e in entries])
-    logs = [[e for e in log if "train_loss" not in e] for log in logs]  # which is of the last piece
     assert logs[0] == logs[1]
 
 
@@ -182,6 +182,39 @@ def test_an_evaluation_that_is_not_repeated_changes_nothing(tmp_path: Path) -> N
         train(settings, tmp_path / "pieces", progress=False, callbacks=[Kill(13)])
     assert checkpoints.last(tmp_path / "pieces/checkpoints").name == "checkpoint-10"  # ten steps are an epoch
     assert train(settings, tmp_path / "pieces", progress=False)["metrics"] == whole["metrics"]
+
+
+@pytest.mark.parametrize(("save", "log"), [(2, 5), (3, 4), (5, 3)])
+def test_what_is_logged_does_not_depend_on_interruptions(tmp_path: Path, save: int, log: int) -> None:
+    """Checkpoints between two logs: losses are means since the last log, and times are added up."""
+    trainer = {"max_steps": 13, "save_steps": save, "logging_steps": log, "eval_strategy": "no"}
+    settings = override(small("cpu-digits", tmp_path), {"trainer": trainer, "watch": 0, "measured": 0})
+    train(settings, tmp_path / "whole", progress=False)
+    for step in (save + 1, 2 * save + 1, 12):
+        with pytest.raises(Kill.Killed):
+            train(settings, tmp_path / "pieces", progress=False, callbacks=[Kill(step)])
+    train(settings, tmp_path / "pieces", progress=False)
+    losses = []
+    for folder in ("whole", "pieces"):
+        entries = [json.loads(line) for line in (tmp_path / folder / "metrics.jsonl").read_text().splitlines()]
+        losses.append([(e["step"], e.get("loss"), e.get("train_loss")) for e in entries])
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 13 // log + 2  # with the mean of all, and the last evaluation
+
+
+def test_times_go_on_from_the_checkpoint(tmp_path: Path) -> None:
+    trainer = {"max_steps": 4, "save_steps": 2, "logging_steps": 100, "eval_strategy": "no"}
+    settings = override(small("cpu-digits", tmp_path), {"trainer": trainer, "watch": 0, "measured": 0})
+    with pytest.raises(Kill.Killed):
+        train(settings, tmp_path / "run", progress=False, callbacks=[Kill(3)])
+    checkpoint = tmp_path / "run/checkpoints/checkpoint-2"
+    sums = json.loads((checkpoint / "sums.json").read_text())
+    assert 0 < sums["step_seconds"] <= sums["seconds"]
+    (checkpoint / "sums.json").write_text(json.dumps({**sums, "seconds": 6000.0, "step_seconds": 4000.0}))
+    checkpoints.seal(checkpoint)
+    result = train(settings, tmp_path / "run", progress=False)
+    assert 100 <= result["minutes"] < 110
+    assert 1_000_000 <= result["ms_per_step"] < 1_100_000  # over four steps
 
 
 class Final(BaseException):
@@ -208,6 +241,57 @@ def test_runs_that_end_at_their_end(moment: str, tmp_path: Path, monkeypatch: py
     assert (pieces["steps"], pieces["metrics"]) == (whole["steps"], whole["metrics"])
     one, other = (load_file(tmp_path / folder / "model/model.safetensors") for folder in ("whole", "pieces"))
     assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = small("cpu-digits", tmp_path)
+    folder = tmp_path / "run"
+
+    def killed(path: Path, **_: object) -> None:
+        if path.name == "checkpoints":
+            raise Final
+
+    with monkeypatch.context() as patch:  # behind the result
+        patch.setattr(run.shutil, "rmtree", killed)
+        with pytest.raises(Final):
+            train(settings, folder, progress=False)
+    (folder / "result.json.99.partial").write_text("{")
+    assert (folder / "checkpoints").is_dir()
+    assert train(settings, folder, progress=False)["status"] == "finished"
+    assert not (folder / "checkpoints").exists()
+    assert not list(folder.glob("*.partial"))
+
+
+def test_what_a_killed_process_left_is_removed_when_the_run_goes_on(begun: tuple[Settings, Path]) -> None:
+    settings, folder = begun
+    (folder.parent / "config.json.99.partial").write_text("{")
+    (folder.parent / "model.partial").mkdir()
+    (folder.parent / "model.partial/model.safetensors").write_text("x")
+    train(settings, folder.parent, progress=False)
+    assert not list(folder.parent.glob("*.partial"))
+
+
+def test_a_full_disk_leaves_nothing_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the model at the end, and of files of JSON."""
+    settings, folder = small("cpu-digits", tmp_path), tmp_path / "run"
+    whole = train(settings, tmp_path / "whole", progress=False)
+
+    def full(self: object, output_dir: str, **_: object) -> None:
+        Path(output_dir).mkdir()
+        (Path(output_dir) / "model.safetensors").write_text("x")
+        raise SafetensorError("No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run.RunTrainer, "save_model", lambda self, d, **o: full(self, d) if "partial" in d else None)
+        patch.setattr(run.RunTrainer, "_save_checkpoint", lambda *_: None)
+        with pytest.raises(OSError, match=r"multimax: expected to write .*run/model', got: No space .* make room"):
+            train(settings, folder, progress=False)
+    assert not list(folder.glob("*.partial"))
+    assert train(settings, folder, progress=False)["metrics"] == whole["metrics"]
+    monkeypatch.setattr(checkpoints.os, "fsync", lambda _: (_ for _ in ()).throw(OSError("No space left on device")))
+    with pytest.raises(OSError, match="No space"):
+        checkpoints.write_json(tmp_path / "x.json", {})
+    assert not list(tmp_path.glob("x.json*"))
 
 
 def test_old_checkpoints_go_when_the_new_one_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -401,6 +485,7 @@ def test_two_processes_train_together(tmp_path: Path) -> None:
         result = result_of(folder)
         assert (result["status"], result["steps"]) == ("finished", 4)
         assert json.loads((folder / "environment.json").read_text())["processes"] == 2
+        assert json.loads((folder / "begun.json").read_text())["devices"] == 2
         multimax.from_pretrained(AutoModelForImageClassification, folder / "model")
 
 
@@ -573,7 +658,7 @@ def test_tensorboard(tmp_path: Path) -> None:
         ({"attention": "maxout"}, "expected attention to be one of 'softmax'"),
         ({"output": "topk"}, "expected output to be one of"),
         ({"temperature": "warm"}, "expected temperature to be a number or 'trained'"),
-        ({"languages": "german"}, "expected languages such as 'de-en'"),
+        ({"task": "translation", "languages": "german"}, "expected languages such as 'de-en'"),
         ({"only_reweighting": True}, "expected start, a trained model"),
         ({"length": 0}, "expected length of at least 2"),
         ({"seed": -1}, "expected seed of at least 0"),
@@ -584,6 +669,9 @@ def test_tensorboard(tmp_path: Path) -> None:
         ({"temperature": 0.5, "attention": "multimax"}, "expected temperature with softmax, got it with multimax"),
         ({"attention_options": {"k": 3}}, "expected attention_options of another function"),
         ({"patch_diversification": 1.0, "task": "language"}, "expected patch_diversification for vision"),
+        ({"beams": 3}, "expected beams for translation, got it for vision"),
+        ({"length": 64}, "expected length for language or translation, got it for vision"),
+        ({"pooling": "class", "task": "translation"}, "expected pooling for vision, got it for translation"),
         ({"trainer": {"max_steps": 0}}, "expected max_steps above 0"),
         ({"trainer": {"learning_rate": float("nan")}}, "expected learning_rate above 0"),
         ({"trainer": {"per_device_train_batch_size": 0}}, "expected per_device_train_batch_size above 0"),
@@ -643,6 +731,8 @@ def test_presets_are_found_by_name_and_as_files(tmp_path: Path) -> None:
         ({"trainer": {"lr_scheduler_type": "up"}}, "expected options that transformers' TrainingArguments take, got"),
         ({"model": {"hidden_act": "nope"}}, "expected options of a model that can be built, got"),
         ({"trainer": {"load_best_model_at_end": True}}, "evaluation is on the test set"),
+        ({"trainer": {"save_strategy": "best"}}, "expected trainer.metric_for_best_model beside"),
+        ({"trainer": {"metric_for_best_model": "eval_f1"}}, "to be one of loss, accuracy, got 'eval_f1'"),
     ],
 )
 def test_options_that_nobody_knows(values: dict, words: str, tmp_path: Path) -> None:

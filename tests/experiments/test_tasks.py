@@ -71,15 +71,15 @@ def test_a_further_task_needs_one_entry(monkeypatch: pytest.MonkeyPatch, capsys:
         preset="cpu-digits",
         metrics={"luck": tasks.Metric("luck", 1, 1, "higher")},
         data=("data",),
-        only=("stride",),
+        only=("multimax_lr_factor",),
     )
     more = (*specs.SPECS, guess)
     for module in (specs, tasks):
         monkeypatch.setattr(module, "SPECS", more)
     monkeypatch.setitem(METRICS, "luck", guess.metrics["luck"])
-    assert Settings(task="guess", stride=1).task == "guess"
-    with pytest.raises(ValueError, match="multimax: expected stride for guess, got it for language"):
-        Settings(task="language", stride=1)
+    assert Settings(task="guess", multimax_lr_factor=2.0).task == "guess"
+    with pytest.raises(ValueError, match="multimax: expected multimax_lr_factor for guess, got it for language"):
+        Settings(task="language", multimax_lr_factor=2.0)
     parser = argparse.ArgumentParser()
     train_command.add(parser.add_subparsers())
     assert parser.parse_args(["train", "guess"]).task == "guess"

@@ -67,6 +67,19 @@ def test_serves_the_page_and_nothing_else(served: str):
         error.value.close()
 
 
+def test_answers_for_this_machine_alone(served: str):
+    """A page elsewhere that gives its own name this machine's address gets nothing."""
+    port = served.rpartition(":")[2].strip("/")
+    for host in ("127.0.0.1", f"localhost:{port}", "LOCALHOST:9000"):  # another port: through a tunnel
+        with urllib.request.urlopen(urllib.request.Request(served, headers={"Host": host})) as answer:
+            assert answer.status == 200
+    for host in ("evil.example", f"evil.example:{port}", f"127.0.0.1.evil.example:{port}", "localhost.evil.example"):
+        with pytest.raises(urllib.error.HTTPError, match="multimax: only for this machine itself") as error:
+            urllib.request.urlopen(urllib.request.Request(served, headers={"Host": host}))
+        assert error.value.code == 403
+        error.value.close()
+
+
 def test_a_connection_closed_early_is_no_error(capfd: pytest.CaptureFixture[str]):
     with explorer.server(port=0) as server:
         for error in (ConnectionResetError("closed"), BrokenPipeError("closed")):

@@ -879,13 +879,16 @@ def test_grad_cam_of_classes_that_are_not_there(vit: ViTForImageClassification) 
 def test_broken_logs(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     for text, words in (
-        (b'{"step": 1}\n{"st', "got line 2"),
+        (b'{"step": 1}\n{"st\n', "got line 2: .*; remove the line"),
+        (b'{"st\n{"step": 1}\n', "got line 1"),
         (b"[1]\n", r"names with numbers in .* got line 1: \[1\]"),
         (b"{}\n\xff", "a line of JSON in .* got line 2"),
     ):
         file.write_bytes(text)
         with pytest.raises(ValueError, match=words):
             plots.read_metrics(tmp_path)
+    file.write_bytes(b'{"step": 1}\n{"step": 2, "lo')  # as a run leaves it that is killed while it writes
+    assert plots.read_metrics(tmp_path) == [{"step": 1}]
 
 
 # the command

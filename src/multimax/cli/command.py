@@ -1,15 +1,34 @@
 """The command line, put together from its subcommands."""
 
 import argparse
+import codecs
+import io
 import os
 import sys
 from collections.abc import Sequence
 
 from multimax import __version__
-from multimax.cli import check, demo, env, explore, figures, report, sweep, table, train, weights
+from multimax.cli import check, demo, env, explore, figures, presets, report, sweep, table, train, weights
 from multimax.cli.errors import Refused
 
-COMMANDS = (weights, env, check, figures, demo, train, sweep, table, report, explore)  # in the order of --help
+PLAIN = {"↑": "(higher)", "↓": "(lower)", "±": "+-"}
+COMMANDS = (weights, env, check, figures, demo, train, sweep, presets, table, report, explore)  # in the order of --help
+
+
+def _plain(error: UnicodeError) -> tuple[str, int]:
+    """What stands for a sign that a terminal does not have."""
+    assert isinstance(error, UnicodeEncodeError)
+    return "".join(PLAIN.get(sign, "?") for sign in error.object[error.start : error.end]), error.end
+
+
+codecs.register_error("multimax.plain", _plain)
+
+
+def speak_plainly() -> None:
+    """Lets a terminal that has not all signs, as one of Latin-1, show others in their place."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="multimax.plain")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in COMMANDS:
         command.add(subparsers)
+    speak_plainly()
     options = parser.parse_args(arguments)
     try:
         code: int | None = options.function(options)

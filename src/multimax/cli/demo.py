@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from multimax.cli.errors import need_packages, refusing
+from multimax.experiments.speaking import say
 
 TEXT = "Trains a small vision transformer on digits, with softmax and with MultiMax, and compares them."
 
@@ -30,12 +31,12 @@ def demo(options: argparse.Namespace) -> None:
     with refusing():
         if options.seeds < 1:
             raise ValueError(f"multimax: expected at least one seed, got {options.seeds}")
-        print(experiment.demo(options.out, options.seeds))
+        say(experiment.demo(options.out, options.seeds))
         page = options.out / "report.html"
         if importlib.util.find_spec("matplotlib") is None:
-            print(f'\nFor a page with all figures: pip install "multimax[plots]", multimax report {options.out}')
+            say(f'\nFor a page with all figures: pip install "multimax[plots]", multimax report {options.out}')
         else:
             from multimax.experiments.report import report
 
-            print(f"\nA page with all figures, for the browser: {report([options.out], page)}")
-        print(f"The runs are in {options.out}; delete it to train again. The weights themselves: multimax weights")
+            say(f"\nA page with all figures, for the browser: {report([options.out], page)}")
+        say(f"The runs are in {options.out}; delete it to train again. The weights themselves: multimax weights")

@@ -2,14 +2,15 @@
 
 import argparse
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
 from multimax.experiments import tasks
-from multimax.experiments.settings import Settings, override, preset_names
+from multimax.experiments.settings import Settings, idle, override, preset_names
 
+FROM_START = ("tokenizer", "vocabulary")  # comes with a model to start from
 NOT_OPTIONS = ("task", "preset", "label", "about")
 
 
@@ -52,13 +53,21 @@ def _assignment(text: str) -> tuple[list[str], Any]:
         return name.split("."), value
 
 
-def add_settings(parser: argparse.ArgumentParser) -> None:
-    """One option per setting that is a single word or number, and the options that both commands share."""
+def add_settings(parser: argparse.ArgumentParser, task: str | None = None) -> None:
+    """One option per setting that is a single word or number, and the options that both commands share.
+
+    Args:
+        parser: of the command.
+        task: whose options to add; those of all tasks unless given.
+    """
     hints = get_type_hints(Settings)
     group = parser.add_argument_group("settings", "override the preset's")
     for setting in fields(Settings):
         kind, text = hints[setting.name], str(setting.metadata["help"]).replace("%", "%%")
         if setting.name in NOT_OPTIONS or kind == dict[str, Any]:
+            continue
+        takers = tasks.takers(setting.name)
+        if takers and task is not None and task not in takers:
             continue
         word = "--" + setting.name.replace("_", "-")
         if kind is bool:
@@ -81,7 +90,8 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
         "model.num_hidden_layers=2 (its configuration), augmentation.flip=true, attention_options.k=8",
     )
     parser.add_argument("--out", type=Path, help="folder for the results, in runs/ unless given")
-    parser.add_argument("--quiet", action="store_true", help="no progress bars")
+    parser.add_argument("--quiet", action="store_true", help="no progress bars, only lines")
+    parser.add_argument("--dry-run", action="store_true", help="check everything, say what would be done, and stop")
 
 
 def settings(options: argparse.Namespace, base: Settings) -> Settings:
@@ -110,10 +120,33 @@ def settings(options: argparse.Namespace, base: Settings) -> Settings:
     return result
 
 
+def check_effect(options: argparse.Namespace, runs: Sequence[Settings]) -> None:
+    """Raises if an option was given that has no effect on any of the runs.
+
+    Args:
+        options: as given.
+        runs: their settings.
+    """
+    given = {setting.name for setting in fields(Settings) if getattr(options, setting.name, None) is not None}
+    given |= {path[0] for path, _ in options.set}
+    first = runs[0]
+    for name in sorted(given):
+        takers, word = tasks.takers(name), "--" + name.replace("_", "-")
+        if takers and first.task not in takers:
+            raise ValueError(f"multimax: expected {word} for {' or '.join(takers)}, got it for {first.task}")
+        if all(name in idle(settings) for settings in runs):
+            raise ValueError(f"multimax: expected {word} with {idle(first)[name]}, got it without; leave it out")
+        if name in FROM_START and all(settings.start for settings in runs):
+            raise ValueError(
+                f"multimax: expected {word} without --start, whose model brings its tokenizer, got both; leave it out"
+            )
+
+
 def in_words(result: Mapping[str, Any]) -> str:
     """How a run went."""
     if result["status"] != "finished":
-        return str(result["status"])
+        reason = str(result.get("reason", "")).removeprefix("multimax: ")
+        return f"{result['status']}{f': {reason}' if reason else ''}"
     shown = (*tasks.main_metrics(), "loss")
     values = [f"{name} {result['metrics'][name]:.4f}" for name in shown if name in result["metrics"]]
     return f"{', '.join(values)}, {result['minutes']:.1f} minutes"

@@ -10,6 +10,7 @@ from multimax.cli.errors import need_packages, refusing
 from multimax.experiments import sweep as sweeps
 from multimax.experiments import tasks
 from multimax.experiments.settings import method, preset, preset_names
+from multimax.experiments.speaking import note, say
 
 TEXT = """\
 Trains a transformers model with any reweighting function in attention and output, on real data, from a preset.
@@ -34,7 +35,7 @@ def add(commands: Any) -> None:
         subcommand = subcommands.add_parser(spec.name, help=spec.about, **looks)
         known = ", ".join(preset_names())
         subcommand.add_argument("--preset", help=f"{spec.preset} unless given; one of {known}, or a JSON file")
-        runs.add_settings(subcommand)
+        runs.add_settings(subcommand, spec.name)
         subcommand.set_defaults(function=train)
 
 
@@ -46,15 +47,27 @@ def train(options: argparse.Namespace) -> int:
         if base.task != options.task:
             raise ValueError(f"multimax: expected a preset for {options.task}, got {options.preset!r}, for {base.task}")
         settings = runs.settings(options, base)
+        runs.check_effect(options, [settings])
         settings = replace(settings, label=method(settings))
         folder = (
             options.out
-            or Path("runs") / Path(settings.preset).stem / sweeps.slug(settings.label) / f"seed-{settings.seed}"
+            or Path("runs")
+            / sweeps.slug(Path(settings.preset).stem)
+            / sweeps.slug(settings.label)
+            / f"seed-{settings.seed}"
         )
         from multimax.experiments import run
 
-        result = run.train(settings, folder, progress=not options.quiet)
+        if options.dry_run:
+            words = run.outlook(settings, folder)
+            run.part()
+            if run.is_first():
+                say(f"{settings.label}, seed {settings.seed}: {words}\n{folder}")
+            return 0
+        result = run.train(settings, folder, bars=not options.quiet)
         run.part()
         if run.is_first():
-            print(f"{settings.label}, seed {settings.seed}: {runs.in_words(result)}\n{folder}")
+            say(f"{settings.label}, seed {settings.seed}: {runs.in_words(result)}\n{folder}")
+            if result["status"] != run.FINISHED:
+                note(f"multimax: delete the folder {folder} to train it again")
     return 0 if result["status"] == "finished" else 1

@@ -1,15 +1,22 @@
 """Checkpoints that are whole: a file lists what belongs to each, and is written last."""
 
+import fcntl
 import json
 import os
 import re
 import shutil
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 SEAL = "complete.json"
 LOCK = ".lock"
+PARTIAL = ".partial"
 FOLDER = re.compile(r"checkpoint-(\d+)")
+_held: set[Any] = set()  # locks of this process
+os.register_at_fork(after_in_child=lambda: [lock.close() for lock in _held])  # workers outlive a process that is killed
 
 
 class DamagedCheckpoint(RuntimeError):
@@ -27,19 +34,49 @@ def checksum(path: Path) -> int:
 
 def write_json(path: Path, value: object, indent: int | None = 2) -> None:
     """Writes a file of JSON, all of it or nothing."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    with partial.open("w", encoding="utf-8") as file:
-        json.dump(value, file, indent=indent, allow_nan=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    partial = path.with_name(f"{path.name}.{os.getpid()}{PARTIAL}")
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            json.dump(value, file, indent=indent, allow_nan=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def remove_partial(folder: Path) -> None:
+    """Removes what processes were writing when they were killed. Nobody else may be at work in the folder."""
+    for entry in folder.glob(f"*{PARTIAL}"):
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+@contextmanager
+def locked(folder: Path, *, wait: bool = True) -> Iterator[Any]:
+    """Keeps other processes out of a folder; the lock goes with the process, however it ends.
+
+    Args:
+        folder: made if it is not there.
+        wait: for another process that has it; else BlockingIOError.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _held.add(file)
+        try:
+            yield
+        finally:
+            _held.discard(file)
 
 
 def is_empty(folder: Path) -> bool:
     """Whether a folder is not there, or holds nothing but what a killed process may have left."""
     return not folder.exists() or (
-        folder.is_dir() and all(entry.name == LOCK or entry.name.endswith(".partial") for entry in folder.iterdir())
+        folder.is_dir() and all(entry.name == LOCK or entry.name.endswith(PARTIAL) for entry in folder.iterdir())
     )
 
 
@@ -82,6 +119,11 @@ def _all(folder: Path) -> list[Path]:
         if (match := FOLDER.fullmatch(checkpoint.name))
     ]
     return [checkpoint for _, checkpoint in sorted(found, reverse=True)]
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step after which it was written."""
+    return int(checkpoint.name.rpartition("-")[2])
 
 
 def last(folder: Path) -> Path | None:

@@ -12,6 +12,7 @@ from multimax.experiments import sweep as sweeps
 from multimax.experiments import table as tables
 from multimax.experiments.run import result_of
 from multimax.experiments.settings import override, preset
+from multimax.experiments.speaking import note, on_terminal
 
 SHOWN = ("accuracy", "multi_modality", "sparsity", "patch_similarity", "ms_per_step")
 LEGEND = """
@@ -59,14 +60,22 @@ def demo(folder: Path, seeds: int, options: Sequence[tuple[str, Any]] = ()) -> s
     if steps <= 0:
         batch = base.trainer["per_device_train_batch_size"]
         steps = -(-TRAINED_WITH // batch) * int(base.trainer["num_train_epochs"])
-    with tqdm(total=steps * len(waiting), unit="step", disable=not waiting) as bar:
-        for _ in sweeps.sweep(
+    lines = not on_terminal()  # in a file, or for another program, a bar would be a mess
+    with tqdm(total=steps * len(waiting), unit="step", disable=lines or not waiting) as bar:
+        done = sweeps.sweep(
             waiting, progress=False, callbacks=lambda run: [Bar(bar, f"{run.label:<8} seed {run.seed}")]
-        ):
-            pass
+        )
+        for number, each in enumerate(done, start=1):
+            if lines:
+                note(f"{number} of {len(waiting)}: {each.run.label}, seed {each.run.seed}: {_in_words(each)}")
     found = results.read(folder)
     learned = tables.parameters_markdown(found, "MultiMax")
     return f"{tables.markdown(found, SHOWN)}\n{LEGEND}\nWhat MultiMax has learned, layer by layer:\n\n{learned}"
+
+
+def _in_words(done: sweeps.Done) -> str:
+    accuracy = (done.result or {}).get("metrics", {}).get("accuracy")
+    return done.reason or (done.status if accuracy is None else f"accuracy {accuracy:.4f}")
 
 
 TRAINED_WITH = 1347  # digits

@@ -4,17 +4,22 @@ import json
 import math
 import os
 import re
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+SWEEP = "sweep.json"  # in the folder of a sweep
 FORMAT = "multimax sweep 1"  # marks a file of `save`
 FILES = ("config", "environment", "result")  # of a run, each .json
 SHARED = ("config", "environment")  # of which runs have much in common
 WORDS = ("nan", "inf", "-inf")  # stand for such numbers, which JSON has not
 STATUSES = ("finished", "diverged")
 OF_RESULT = ("ms_per_step",)  # stand in the result itself, not among its metrics
+
+
+class Damaged(ValueError):
+    """A file of a run cannot be read, or holds something else."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +42,14 @@ class Run:
 class Sweep:
     """The runs of a sweep that are over, by method and seed in the order of ``about``, which is its sweep.json.
 
-    Without a plan it holds just any runs, of which none is missing.
+    Without a plan it holds just any runs, of which none is missing. What is wrong with the files of a run that is not
+    among them stands under its folder in ``damaged``.
     """
 
     about: dict[str, Any]
     runs: list[Run]
     planned: bool = True
+    damaged: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def labels(self) -> list[str]:
@@ -67,13 +74,11 @@ def _load(file: Path) -> dict[str, Any]:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise FileNotFoundError(
-            f"multimax: expected a file {file}, got none; run this part of the sweep again"
-        ) from None
+        raise Damaged(f"multimax: expected a file {file}, got none") from None
     except (ValueError, RecursionError) as error:  # of JSON or UTF-8
-        raise ValueError(f"multimax: expected JSON in {file}, got a damaged file: {error}") from None
+        raise Damaged(f"multimax: expected JSON in {file}, got a damaged file: {error}") from None
     if not isinstance(found, dict):
-        raise ValueError(f"multimax: expected a JSON object in {file}, got {type(found).__name__}")
+        raise Damaged(f"multimax: expected a JSON object in {file}, got {type(found).__name__}")
     return found
 
 
@@ -97,35 +102,58 @@ def _check_about(about: object, where: str) -> None:
         or not 0 < len(seeds) == len(set(seeds))
     ):
         raise ValueError(f"multimax: expected 'seeds' in {where} to be different whole numbers, got {seeds!r}")
-    if paper is not None:
-        texts = isinstance(paper, dict) and all(isinstance(paper.get(key), str) for key in ("metric", "setting"))
-        if not texts or not isinstance(paper.get("values"), dict):
-            raise ValueError(
-                f"multimax: expected 'paper' in {where} to have a metric, a setting and values by label, got {paper!r}"
-            )
+    check_paper(paper, where)
+
+
+def check_paper(paper: object, where: str) -> None:
+    """Raises if the figures of the paper, where there are such, are not what a table shows."""
+    if paper is None:
+        return
+    texts = isinstance(paper, dict) and all(isinstance(paper.get(key), str) for key in ("metric", "setting"))
+    if not texts or not isinstance(paper.get("values"), dict):  # type: ignore[attr-defined]
+        raise ValueError(
+            f"multimax: expected 'paper' in {where} to have a metric, a setting and values by label, got {paper!r}"
+        )
 
 
 def _check_result(result: dict[str, Any], where: str) -> None:
     """The content of result.json."""
     if result.get("status") not in STATUSES:
         allowed = ", ".join(map(repr, STATUSES))
-        raise ValueError(f"multimax: expected 'status' in {where} to be one of {allowed}, got {result.get('status')!r}")
+        raise Damaged(f"multimax: expected 'status' in {where} to be one of {allowed}, got {result.get('status')!r}")
     metrics = result.get("metrics", {} if result["status"] == "diverged" else None)
     if not isinstance(metrics, dict):
-        raise ValueError(f"multimax: expected 'metrics' in {where} to be numbers by name, got {metrics!r}")
+        raise Damaged(f"multimax: expected 'metrics' in {where} to be numbers by name, got {metrics!r}")
     numbers = {**metrics, **{key: result[key] for key in ("steps", "minutes", *OF_RESULT) if key in result}}
     for name, value in numbers.items():
         if value is not None and not _is_number(value):
-            raise ValueError(f"multimax: expected {name!r} in {where} to be a number, got {value!r}")
+            raise Damaged(f"multimax: expected {name!r} in {where} to be a number, got {value!r}")
     parameters = result.get("parameters") or {}
     if not isinstance(parameters, dict) or not all(isinstance(values, dict) for values in parameters.values()):
-        raise ValueError(f"multimax: expected 'parameters' in {where} to be values by layer and name")
+        raise Damaged(f"multimax: expected 'parameters' in {where} to be values by layer and name")
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """How a run that is over went."""
+    file = folder / "result.json"
+    try:
+        result = _load(file)
+        _check_result(result, str(file))
+    except Damaged as error:
+        raise Damaged(
+            f"{error}; delete the file, and give the run's command again: it goes on from its last checkpoint, if one "
+            "is left"
+        ) from None
+    return result
 
 
 def read_run(folder: Path) -> Run:
     """A run that is over, from its folder."""
-    config, environment, result = (_load(folder / f"{name}.json") for name in FILES)
-    _check_result(result, str(folder / "result.json"))
+    result = read_result(folder)
+    try:
+        config, environment = (_load(folder / f"{name}.json") for name in SHARED)
+    except Damaged as error:
+        raise Damaged(f"{error}; delete the folder {folder}, and give the run's command again") from None
     return Run(config.get("label"), config.get("seed"), config, environment, result)  # type: ignore[arg-type]
 
 
@@ -156,27 +184,32 @@ class _Gathered:
             )
         self.runs[label, seed], self.places[label, seed] = run, where
 
-    def sweep(self) -> Sweep:
+    def sweep(self, damaged: Mapping[str, str]) -> Sweep:
         wanted = [(label, seed) for label in self.about["methods"] for seed in self.about["seeds"]]
-        return Sweep(self.about, [self.runs[key] for key in wanted if key in self.runs])
+        return Sweep(self.about, [self.runs[key] for key in wanted if key in self.runs], damaged=damaged)
 
 
 def _read_folder(folder: Path) -> Sweep:
-    if not (folder / "sweep.json").is_file():
+    if not (folder / SWEEP).is_file():
         raise FileNotFoundError(
             f"multimax: expected a sweep's folder with a file sweep.json, got {folder} without one; "
             "give the folder that the sweep wrote to"
         )
-    about = _load(folder / "sweep.json")
-    _check_about(about, str(folder / "sweep.json"))
+    about = _load(folder / SWEEP)
+    _check_about(about, str(folder / SWEEP))
     gathered = _Gathered(about)
     label_of: dict[Path, Any] = {}
     folder_of: dict[Any, Path] = {}
+    damaged: dict[str, str] = {}
     for place in sorted(folder.glob("*/seed-*")):
         match = re.fullmatch(r"seed-(-?\d+)", place.name)
         if match is None or not (place / "result.json").exists():  # the result is written when the run is over
             continue
-        run = read_run(place)
+        try:
+            run = read_run(place)
+        except Damaged as error:  # one run is no reason to show nothing of the others
+            damaged[place.relative_to(folder).as_posix()] = str(error)
+            continue
         where, label, seed = str(place / "config.json"), run.label, run.seed
         if seed != int(match[1]):
             raise ValueError(f"multimax: expected seed {int(match[1])} in {where}, got {seed!r}")
@@ -189,7 +222,7 @@ def _read_folder(folder: Path) -> Sweep:
             )
         if folder_of.setdefault(label, method) != method:
             raise ValueError(f"multimax: expected all runs of {label!r} in {folder_of[label]}, got one in {method}")
-    return gathered.sweep()
+    return gathered.sweep(damaged)
 
 
 def _is_saved(content: dict[str, Any]) -> bool:
@@ -223,7 +256,7 @@ def _read_file(file: Path) -> Sweep:
         parts = [{**common.get(name, {}), **part} for name, part in zip(FILES, parts, strict=True)]
         _check_result(saved["result"], where)
         gathered.add(Run(saved.get("label"), saved.get("seed"), *parts), where)
-    return gathered.sweep()
+    return gathered.sweep({})
 
 
 def read(path: str | Path) -> Sweep:
@@ -235,7 +268,8 @@ def read(path: str | Path) -> Sweep:
         path: the folder, or the file.
 
     Returns:
-        The runs that are over; ``missing`` says which are not.
+        The runs that are over; ``missing`` says which are not, ``damaged`` which of those have files that cannot be
+        read, and what to do.
     """
     path = Path(path)
     if path.is_dir():

@@ -1,16 +1,15 @@
 """One training run in a folder of its own: begun, resumed, or found finished."""
 
-import fcntl
 import gc
 import json
 import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -18,26 +17,23 @@ from transformers import PreTrainedModel, TrainerCallback, TrainerControl, Train
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.utils import logging as quiet
 
-from multimax.experiments import checkpoints, methods
+from multimax.experiments import begun, checkpoints, methods, results, tasks
 from multimax.experiments.checkpoints import write_json
 from multimax.experiments.environment import environment
-from multimax.experiments.settings import Settings, as_dict, read_json
-from multimax.experiments.tasks.loading import DataCache
+from multimax.experiments.progress import Bar, Lines
+from multimax.experiments.settings import CONFIG, Settings, as_dict, differences, read_json
+from multimax.experiments.speaking import note, on_terminal
+from multimax.experiments.tasks.loading import DataCache, check_data, check_start
 from multimax.experiments.tasks.task import Task
-from multimax.experiments.trainer import SECONDS, STEP_SECONDS, Clock, Diverged, Order, RunTrainer, measure
+from multimax.experiments.trainer import SECONDS, STEP_SECONDS, Clock, Diverged, Order, RunTrainer, measure, writing
 from multimax.reweighting import learned as learned_by
 from multimax.reweighting.layer import SYMBOLS, MultiMax
 from multimax.training.callback import MultiMaxCallback
 from multimax.training.groups import reweighting_modules, reweighting_parameters, train_only_reweighting_
 
-CONFIG, RESULT, ENVIRONMENT, METRICS, MODEL = (
-    "config.json",
-    "result.json",
-    "environment.json",
-    "metrics.jsonl",
-    "model",
-)
+RESULT, ENVIRONMENT, METRICS, MODEL = "result.json", "environment.json", "metrics.jsonl", "model"
 CHECKPOINTS = "checkpoints"
+OTHER_FOLDER = "choose another folder with --out"
 FINISHED, DIVERGED = "finished", "diverged"
 # What a run gives to TrainingArguments itself.
 OURS = ("output_dir", "seed", "data_seed", "report_to", "disable_tqdm", "remove_unused_columns", "label_names")
@@ -57,10 +53,6 @@ def is_first() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
-_held: set[Any] = set()  # locks of this process
-os.register_at_fork(after_in_child=lambda: [lock.close() for lock in _held])  # workers outlive a process that is killed
-
-
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Keeps other processes out of the folder; the lock goes with the process, however it ends."""
@@ -70,19 +62,14 @@ def _alone(folder: Path) -> Iterator[None]:
             raise Busy(busy)
         yield
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / checkpoints.LOCK).open("w") as file:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stack.enter_context(checkpoints.locked(folder, wait=False))
         except BlockingIOError:
             _agreed(busy)
             raise Busy(busy) from None
         _agreed(None)
-        _held.add(file)
-        try:
-            yield
-        finally:
-            _held.discard(file)
+        yield
 
 
 def _agreed(value: Any) -> Any:
@@ -103,11 +90,7 @@ def part() -> None:
 
 def result_of(folder: Path) -> dict[str, Any] | None:
     """The result of a run that is over, None for one that is not."""
-    path = folder / RESULT
-    if not path.is_file():
-        return None
-    found: dict[str, Any] = read_json(path)
-    return found
+    return results.read_result(folder) if (folder / RESULT).is_file() else None
 
 
 def check_folder(settings: Settings, folder: Path) -> None:
@@ -115,7 +98,12 @@ def check_folder(settings: Settings, folder: Path) -> None:
     config = folder / CONFIG
     if config.is_file():
         before, now = read_json(config), as_dict(settings)
-        other = [f"{name}: {there!r} there, {here!r} now" for name, there, here in _differences(before, now)]
+        if not isinstance(before, Mapping):
+            raise ValueError(
+                f"multimax: expected the settings of a run in {str(config)!r}, got {type(before).__name__}; choose "
+                "another folder with --out"
+            )
+        other = [f"{name}: {there!r} there, {here!r} now" for name, there, here in differences(before, now)]
         if other:
             raise ValueError(
                 f"multimax: expected the settings of the run that is in {str(folder)!r}, got others "
@@ -128,17 +116,7 @@ def check_folder(settings: Settings, folder: Path) -> None:
         )
 
 
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Names and values of what differs, in parts of settings too."""
-    for name in [*now, *(name for name in before if name not in now)]:
-        there, here = before.get(name), now.get(name)
-        if isinstance(there, Mapping) and isinstance(here, Mapping):
-            yield from _differences(there, here, f"{prefix}{name}.")
-        elif there != here:
-            yield f"{prefix}{name}", there, here
-
-
-def arguments(settings: Settings, folder: Path, progress: bool) -> TrainingArguments:
+def arguments(settings: Settings, folder: Path, bars: bool = False) -> TrainingArguments:
     """transformers' TrainingArguments, from the settings."""
     known = {option.name for option in fields(TrainingArguments)}
     unknown = sorted(set(settings.trainer) - known)
@@ -147,6 +125,7 @@ def arguments(settings: Settings, folder: Path, progress: bool) -> TrainingArgum
     taken = sorted(set(settings.trainer) & set(OURS))
     if taken:
         raise ValueError(f"multimax: expected options that a run does not set itself, got {', '.join(taken)}")
+    _check_best(settings)
     gpu = torch.cuda.is_available()
     options: dict[str, Any] = {
         "eval_strategy": "epoch",
@@ -167,10 +146,26 @@ def arguments(settings: Settings, folder: Path, progress: bool) -> TrainingArgum
             seed=settings.seed,
             data_seed=settings.seed,
             report_to=[],
-            disable_tqdm=not progress,
+            disable_tqdm=not bars,
             remove_unused_columns=False,
             label_names=["labels"],
             **options,
+        )
+
+
+def _check_best(settings: Settings) -> None:
+    """What checkpoints are chosen by must be a metric of the evaluations during training."""
+    best, metric = settings.trainer.get("save_strategy") == "best", settings.trainer.get("metric_for_best_model")
+    spec = tasks.get(settings.task)
+    known = ("loss", *(name for name in spec.metrics if name not in spec.at_end))
+    if best and metric is None:
+        raise ValueError(
+            "multimax: expected trainer.metric_for_best_model beside trainer.save_strategy=best, got none; choose one "
+            f"of {', '.join(known)}"
+        )
+    if metric is not None and str(metric).removeprefix("eval_") not in known:
+        raise ValueError(
+            f"multimax: expected trainer.metric_for_best_model to be one of {', '.join(known)}, got {metric!r}"
         )
 
 
@@ -183,27 +178,6 @@ def told(expected: str) -> Iterator[None]:
         if str(error).startswith("multimax:"):
             raise
         raise ValueError(f"multimax: {expected}, got: {error}") from error
-
-
-class Progress(ProgressCallback):
-    """transformers' bar, with a line for the loss and the metrics, and not for every parameter.
-
-    Args:
-        main: the metric to show.
-    """
-
-    def __init__(self, main: str) -> None:
-        super().__init__()
-        self.main = main
-
-    def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **_: Any
-    ) -> None:
-        """A line above the bar."""
-        shown = {name: logs[name] for name in ("loss", "eval_loss", f"eval_{self.main}") if name in logs}
-        if state.is_world_process_zero and self.training_bar is not None and shown:
-            values = "  ".join(f"{name} {value:.4f}" for name, value in shown.items())
-            self.training_bar.write(f"step {state.global_step:>6}  epoch {state.epoch or 0:6.2f}  {values}")
 
 
 class Log(Clock):
@@ -221,6 +195,7 @@ class Log(Clock):
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """What came after the checkpoint is not in its history, and comes again."""
         super().on_train_begin(args, state, control)
+        self.trainer.restore_sums()
         if state.is_world_process_zero:
             self.path.write_text("".join(_line(entry) for entry in state.log_history), encoding="utf-8")
 
@@ -280,11 +255,84 @@ def learned(model: nn.Module) -> dict[str, dict[str, Any]]:
     return found
 
 
+def check(settings: Settings, folder: Path) -> None:
+    """Raises for what can be wrong with a run, as far as that shows without its data."""
+    check_folder(settings, folder)
+    arguments(settings, folder)
+    check_data(settings)
+    check_start(settings)
+
+
+class Prepared(NamedTuple):
+    """All that a run needs, before anything of it is written."""
+
+    args: TrainingArguments
+    task: Task
+    model: PreTrainedModel
+
+
+def prepared(settings: Settings, folder: Path, data: DataCache | None = None, bars: bool = False) -> Prepared:
+    """Options, data and model of a run: whatever is wrong with them shows here.
+
+    Args:
+        settings: of the run.
+        folder: that it will write to.
+        data: that other runs have loaded already; what this one loads is kept in it.
+        bars: whether it will draw bars.
+    """
+    quiet.disable_progress_bar()  # of every file that is saved or loaded
+    args = arguments(settings, folder, bars)
+    check_start(settings)
+    task = (data or DataCache()).task(settings)
+    set_seed(settings.seed)
+    with told("expected options of a model that can be built"):
+        model = task.model()
+        methods.convert(model, settings)
+    return Prepared(args, task, model)
+
+
+def state_of(folder: Path) -> str:
+    """What `train` would do in a folder, in words."""
+    done = result_of(folder)
+    if done is not None:
+        return f"already {done['status']}"
+    last = checkpoints.last(folder / CHECKPOINTS)
+    if last is not None:
+        return f"resumes from step {checkpoints.step_of(last)}"
+    return "begins again, for there is no checkpoint yet" if (folder / CONFIG).is_file() else "new"
+
+
+def outlook(settings: Settings, folder: Path, data: DataCache | None = None) -> str:
+    """What `train` would do, in words, after all that it checks; nothing is written.
+
+    Args:
+        settings: of the run.
+        folder: new, empty, or that of the same run.
+        data: that was loaded already.
+    """
+    check_folder(settings, folder)
+    state = state_of(folder)
+    args, task, model = prepared(settings, folder, data)
+    now = begun.begun_with(task, args)
+    if checkpoints.last(folder / CHECKPOINTS) is not None:
+        begun.check(folder, now, OTHER_FOLDER)
+    begun.check_others(settings, folder, now)
+    examples = len(task.sampler(args.train_batch_size))  # type: ignore[arg-type]
+    per_step = args.per_device_train_batch_size * now["devices"] * args.gradient_accumulation_steps
+    steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * math.ceil(examples / per_step))
+    weights = sum(p.numel() for p in model.parameters())
+    return (
+        f"{state}; {task.data_name} with {examples:,} examples to train on, a model of {weights:,} parameters, "
+        f"{steps:,} steps of {per_step:,} examples"
+    )
+
+
 def train(
     settings: Settings,
     folder: Path,
     *,
     progress: bool = True,
+    bars: bool = True,
     callbacks: Sequence[TrainerCallback] = (),
     data: DataCache | None = None,
 ) -> dict[str, Any]:
@@ -293,7 +341,8 @@ def train(
     Args:
         settings: of the run.
         folder: new, empty, or that of the same run.
-        progress: whether to show bars.
+        progress: whether to say on standard error what happens.
+        bars: whether to draw bars, too, where that is a terminal.
         callbacks: of the Trainer, besides the run's own.
         data: that other runs have loaded already; what this one loads is kept in it.
 
@@ -303,48 +352,68 @@ def train(
     check_folder(settings, folder)
     done = result_of(folder)
     if done is not None and processes() == 1:  # several have to agree on it
-        return done
-    # all that can be wrong with data, options and model shows before anything is written
-    quiet.disable_progress_bar()  # of every file that is saved
-    args = arguments(settings, folder, progress)
-    task = (data or DataCache()).task(settings)
-    set_seed(settings.seed)
-    with told("expected options of a model that can be built"):
-        model = task.model()
-        methods.convert(model, settings)
+        return _over(done, folder, progress)
+    bars = progress and bars and on_terminal()
+    ready = prepared(settings, folder, data, bars)
     with _alone(folder):
         check_folder(settings, folder)  # again: another run may have come and gone
         done = _agreed(result_of(folder))
-        return done if done is not None else _train(settings, task, model, args, folder, progress, callbacks)
+        if done is not None:
+            return _over(done, folder, progress)
+        return _train(settings, ready, folder, Shown(progress, bars), callbacks)
+
+
+def _over(done: dict[str, Any], folder: Path, progress: bool) -> dict[str, Any]:
+    """A run that is over: what a process left that was killed behind its end is removed."""
+    if is_first():
+        if progress:
+            note(f"{folder}: already {done['status']}, not trained again")
+        left = [*folder.glob(f"*{checkpoints.PARTIAL}"), *folder.glob(CHECKPOINTS)]
+        if left and done["status"] == FINISHED:
+            with suppress(OSError):  # of a folder that is kept read-only
+                shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+                checkpoints.remove_partial(folder)
+    return done
+
+
+class Shown(NamedTuple):
+    """What a run shows of itself: lines, and bars above which they stand."""
+
+    lines: bool
+    bars: bool
 
 
 def _train(
-    settings: Settings,
-    task: Task,
-    model: PreTrainedModel,
-    args: TrainingArguments,
-    folder: Path,
-    progress: bool,
-    callbacks: Sequence[TrainerCallback],
+    settings: Settings, ready: Prepared, folder: Path, shown: Shown, callbacks: Sequence[TrainerCallback]
 ) -> dict[str, Any]:
+    args, task, model = ready
     nothing = settings.only_reweighting and next(reweighting_parameters(model), None) is None
     if settings.only_reweighting and not nothing:
         train_only_reweighting_(model)
     resumed = checkpoints.last(folder / CHECKPOINTS)
+    now = begun.begun_with(task, args)
+    if resumed is not None:
+        begun.check(folder, now, OTHER_FOLDER)
+    begun.check_others(settings, folder, now)
     if is_first():
         checkpoints.remove_unsealed(folder / CHECKPOINTS)
+        checkpoints.remove_partial(folder)
         write_json(folder / CONFIG, as_dict(settings))
+        write_json(folder / begun.BEGUN, now)
         _note_environment(folder)
         task.save(folder)
+        if resumed is not None and shown.lines:
+            note(f"{folder}: resuming from step {checkpoints.step_of(resumed)}")
     trainer = RunTrainer(task, settings, model=model, args=args)
-    log = _add_callbacks(trainer, folder, progress)
+    log = _add_callbacks(trainer, folder, shown)
+    trainer.clock, trainer.resumed = log, resumed
     for callback in callbacks:
         trainer.add_callback(callback)
     try:
         with _events(trainer, folder, resumed):
             if not nothing:  # softmax as it was is only evaluated
                 trainer.train(resume_from_checkpoint=None if resumed is None else str(resumed))
-            result = _evaluate(trainer, log, folder, progress)
+            result = _evaluate(trainer, log, folder, shown.bars)
     except Diverged as error:
         result = {"status": DIVERGED, "reason": str(error), "metrics": {}, "steps": trainer.state.global_step}
         result["minutes"] = log.seconds / 60
@@ -384,18 +453,20 @@ def _events(trainer: RunTrainer, folder: Path, resumed: Path | None) -> Iterator
         def on_train_end(self, *_: Any, **__: Any) -> None:
             """Leaves the writer open: the last evaluation comes afterwards."""
 
-    step = None if resumed is None else int(resumed.name.rpartition("-")[2])
+    step = None if resumed is None else checkpoints.step_of(resumed)
     with SummaryWriter(str(folder / "tensorboard"), purge_step=step) as writer:
         trainer.add_callback(Events(writer))
         yield
 
 
-def _add_callbacks(trainer: RunTrainer, folder: Path, progress: bool) -> Log:
+def _add_callbacks(trainer: RunTrainer, folder: Path, shown: Shown) -> Log:
     log = Log(trainer, folder)
     for callback in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(callback)
-    if progress:
-        trainer.add_callback(Progress(trainer.task.spec.main))
+    if shown.bars:
+        trainer.add_callback(Bar())
+    if shown.lines:
+        trainer.add_callback(Lines(trainer.task.spec.main))
     trainer.add_callback(log)
     trainer.add_callback(Order(trainer.order))
     model = trainer.model
@@ -405,7 +476,7 @@ def _add_callbacks(trainer: RunTrainer, folder: Path, progress: bool) -> Log:
     return log
 
 
-def _evaluate(trainer: RunTrainer, log: Log, folder: Path, progress: bool) -> dict[str, Any]:
+def _evaluate(trainer: RunTrainer, log: Log, folder: Path, bars: bool) -> dict[str, Any]:
     """The last evaluation, and the measures."""
     task, settings = trainer.task, trainer.settings
     seconds, steps = log.seconds, trainer.state.global_step
@@ -417,7 +488,7 @@ def _evaluate(trainer: RunTrainer, log: Log, folder: Path, progress: bool) -> di
     task.trained(model)
     layers: dict[str, dict[str, float]] = {}
     if is_first():
-        metrics |= task.final(model, folder, progress)
+        metrics |= task.final(model, folder, bars)
         if settings.measured:
             layers = by_layer(measure(model, task, task.test, settings.measured, trainer.args.eval_batch_size))
             for name in task.spec.measures:
@@ -440,13 +511,19 @@ def _evaluate(trainer: RunTrainer, log: Log, folder: Path, progress: bool) -> di
 
 def _save(trainer: RunTrainer, task: Task, folder: Path) -> None:
     """The trained model with all that is needed to load it, whole or not at all."""
-    partial = folder / f"{MODEL}.partial"
+    partial = folder / f"{MODEL}{checkpoints.PARTIAL}"
     if is_first():
         shutil.rmtree(partial, ignore_errors=True)
     trainer.accelerator.wait_for_everyone()
-    trainer.save_model(str(partial))
+    try:
+        with writing(folder / MODEL):
+            trainer.save_model(str(partial))
+            if is_first():
+                (partial / "training_args.bin").unlink(missing_ok=True)  # a pickle, and config.json says the same
+                task.save(partial)
+    except OSError:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
     if is_first():
-        (partial / "training_args.bin").unlink(missing_ok=True)  # a pickle, and config.json says the same
-        task.save(partial)
         shutil.rmtree(folder / MODEL, ignore_errors=True)
         partial.rename(folder / MODEL)

@@ -2,8 +2,9 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -14,6 +15,8 @@ from multimax.experiments import tasks
 from multimax.ops import checks
 
 TRAINED = "trained"
+PLACES = ("preset", "data", "start")  # settings that may be paths
+CONFIG = "config.json"  # of a run: its settings
 PRESETS = Path(__file__).parent / "presets"
 # What a method is.
 METHOD = (
@@ -43,6 +46,7 @@ POSITIVE = (
 LOSSES: dict[str, Callable[..., Tensor]] = {
     spec.name: spec.loss for spec in reweighting.SPECS if spec.loss is not None and not spec.learns
 }
+LEARNING = tuple(spec.name for spec in reweighting.SPECS if spec.learns and spec.name != "softmax")
 OUTPUTS = ("softmax", "multimax", *LOSSES)  # that an output layer can be trained with
 
 
@@ -68,7 +72,7 @@ class Settings:
     temperature: float | str = _setting(1.0, "of softmax in the attention layers, or 'trained'")
     output_temperature: float | str = _setting(1.0, "of softmax in the output layer, or 'trained'")
     per_head: bool = _setting(False, "parameters for each head of attention")
-    init: str = _setting("paper", "MultiMax's initial parameters: paper or identity")
+    init: str = _setting("paper", "MultiMax's initial parameters: paper (as in the published code) or identity")
     attention_options: dict[str, Any] = field(
         default_factory=dict, metadata={"help": "further options of the function in attention, such as k of topk"}
     )
@@ -132,10 +136,10 @@ class Settings:
                 raise ValueError(f"multimax: expected {name} of at least {least}, got {getattr(self, name)}")
         if self.seed >= 2**32:
             raise ValueError(f"multimax: expected a seed below 2**32, got {self.seed}")
-        for spec in tasks.SPECS:
-            for name in spec.only:
-                if getattr(self, name) and self.task != spec.name:
-                    raise ValueError(f"multimax: expected {name} for {spec.name}, got it for {self.task}")
+        for setting in fields(self):
+            takers = tasks.takers(setting.name)
+            if takers and self.task not in takers and getattr(self, setting.name) != default(setting.name):
+                raise ValueError(f"multimax: expected {setting.name} for {' or '.join(takers)}, got it for {self.task}")
         for name in POSITIVE:
             value = self.trainer.get(name, 1)
             good = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
@@ -146,6 +150,35 @@ class Settings:
         parts = self.languages.split("-")
         if len(parts) != 2 or not all(parts):
             raise ValueError(f"multimax: expected languages such as 'de-en', got {self.languages!r}")
+
+
+def default(name: str) -> Any:
+    """What a setting is unless told."""
+    setting: Any = Settings.__dataclass_fields__[name]
+    return setting.default_factory() if setting.default is MISSING else setting.default
+
+
+def idle(settings: Settings) -> dict[str, str]:
+    """Settings of functions that have no effect on this run, each with what it would need.
+
+    Example:
+        >>> from multimax.experiments.settings import Settings, idle
+        >>> idle(Settings())["order"]
+        'multimax in attention or output'
+        >>> idle(Settings(output="multimax"))
+        {'per_head': 'multimax, or a trained temperature, in attention'}
+    """
+    functions = (settings.attention, settings.output)
+    trained = TRAINED in (settings.temperature, settings.output_temperature)
+    learns = trained or any(name in LEARNING for name in functions)
+    per_head = settings.attention == "multimax" or settings.temperature == TRAINED
+    needs = dict.fromkeys(("order", "terms", "init"), "multimax in attention or output")
+    found = {} if "multimax" in functions else needs
+    if not per_head:
+        found["per_head"] = "multimax, or a trained temperature, in attention"
+    if not learns:
+        found["multimax_lr_factor"] = "a function that learns"
+    return found
 
 
 def _check_type(name: str, value: object, kind: Any) -> None:
@@ -192,6 +225,28 @@ def override(settings: Settings, values: Mapping[str, Any]) -> Settings:
         for name, value in values.items()
     }
     return from_dict({**before, **merged}, "the settings")
+
+
+def _same_place(task: str, one: object, other: object) -> bool:
+    """Whether two words name one file or folder, such as ./d.txt and d.txt. Names of the hub, and of data that comes
+    with a package, are no files."""
+    words = (one, other)
+    if not all(isinstance(word, str) and word and not word.startswith("hub:") for word in words):
+        return False
+    if task in tasks.names() and tasks.get(task).included in words:
+        return False
+    first, second = (os.path.abspath(os.path.expanduser(str(word))) for word in words)
+    return first == second
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Names and values of what differs between settings as plain data, in their parts too."""
+    for name in [*now, *(name for name in before if name not in now)]:
+        there, here = before.get(name), now.get(name)
+        if isinstance(there, Mapping) and isinstance(here, Mapping):
+            yield from differences(there, here, f"{prefix}{name}.")
+        elif there != here and not (name in PLACES and _same_place(str(now.get("task")), there, here)):
+            yield f"{prefix}{name}", there, here
 
 
 def read_json(path: Path) -> Any:

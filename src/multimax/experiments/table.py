@@ -211,6 +211,7 @@ def notes(sweep: Sweep, metrics: Sequence[str] | None = None) -> list[str]:
     if missing:
         count = "1 run is" if len(missing) == 1 else f"{len(missing)} runs are"
         found.append(f"{count} not over: {_listed(missing)}.")
+    found += [f"Damaged, and not in the table: {text.removeprefix('multimax: ')}." for text in sweep.damaged.values()]
     found += [_cost(sweep), *_environments(sweep)]
     paper = _paper(sweep, main)
     if paper:

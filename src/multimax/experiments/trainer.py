@@ -3,6 +3,8 @@ a stop where the loss is no number, and MultiMax's parameters in a group of thei
 
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +14,18 @@ from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Sampler
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_pt_utils import nested_gather
 
 from multimax import metrics
 from multimax.convert.observable import observable_attention
 from multimax.experiments import checkpoints
-from multimax.experiments.settings import Settings
+from multimax.experiments.settings import Settings, read_json
 from multimax.experiments.tasks.task import Task
 from multimax.metrics.evaluation import evaluating
 from multimax.training.groups import clip_grad_norm_, param_groups, reweighting_parameters
 
 SECONDS, STEP_SECONDS = "seconds", "step_seconds"
+SUMS = "sums.json"  # in a checkpoint
 WEIGHTS = "model.safetensors"
 # What torch says, in a RuntimeError, where a file cannot be written.
 NOT_WRITTEN = ("iostream error", "PytorchStreamWriter", "unexpected pos", "write")
@@ -29,6 +33,20 @@ NOT_WRITTEN = ("iostream error", "PytorchStreamWriter", "unexpected pos", "write
 
 class Diverged(RuntimeError):
     """The loss, or a parameter, is NaN or infinite."""
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns the many errors of a file that cannot be written into one."""
+    try:
+        yield
+    except (OSError, SafetensorError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not any(words in str(error) for words in NOT_WRITTEN):
+            raise
+        raise OSError(
+            f"multimax: expected to write {str(path)!r}, got: {error}; checkpoints before it are as they were: make "
+            "room, and give the same command again to go on from there"
+        ) from error
 
 
 class RunTrainer(Trainer):
@@ -42,6 +60,8 @@ class RunTrainer(Trainer):
 
     def __init__(self, task: Task, settings: Settings, **kwargs: Any) -> None:
         self.task, self.settings = task, settings
+        self.clock: Clock | None = None  # of the run, for its checkpoints
+        self.resumed: Path | None = None  # the checkpoint that it goes on from
         super().__init__(
             train_dataset=task.train,
             eval_dataset=task.evaluation,
@@ -156,22 +176,45 @@ class RunTrainer(Trainer):
                 )
         folder = Path(self.args.output_dir or "") / f"checkpoint-{self.state.global_step}"
         limit, self.args.save_total_limit = self.args.save_total_limit, None  # older ones go when this one is whole
+        sums = self._sums()
         try:
-            super()._save_checkpoint(model, trial)
-            self.accelerator.wait_for_everyone()
-            if self.args.should_save:
-                checkpoints.seal(folder)
-                checkpoints.rotate(folder.parent, limit, self.state.best_model_checkpoint)
-            self.accelerator.wait_for_everyone()
-        except (OSError, SafetensorError, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and not any(words in str(error) for words in NOT_WRITTEN):
-                raise
-            raise OSError(
-                f"multimax: expected to write {str(folder)!r}, got: {error}; checkpoints before it are as they were: "
-                "make room, and give the same command again to go on from there"
-            ) from error
+            with writing(folder):
+                super()._save_checkpoint(model, trial)
+                self.accelerator.wait_for_everyone()
+                if self.args.should_save:
+                    checkpoints.write_json(folder / SUMS, sums)
+                    checkpoints.seal(folder)
+                    checkpoints.rotate(folder.parent, limit, self.state.best_model_checkpoint)
+                self.accelerator.wait_for_everyone()
         finally:
             self.args.save_total_limit = limit
+
+    # The Trainer logs the mean loss since the last log, and forgets what it has added up when a run goes on from a
+    # checkpoint that was written in between.
+    def _sums(self) -> dict[str, float]:
+        """What is added up from one log to the next, and over the run; all processes must ask."""
+        loss = nested_gather(self._tr_loss, self.args.parallel_mode).mean().item()
+        sums = {"loss": loss, "total_loss": self._total_loss_scalar, "logged": self._globalstep_last_logged}
+        if self.clock is not None:
+            sums |= {SECONDS: self.clock.seconds, STEP_SECONDS: self.clock.steps}
+        return sums
+
+    def restore_sums(self) -> None:
+        """Goes on with the sums of the checkpoint."""
+        file = None if self.resumed is None else self.resumed / SUMS
+        if file is None or not file.is_file():
+            return
+        sums = read_json(file)
+        self._tr_loss += sums["loss"]
+        self._total_loss_scalar, self._globalstep_last_logged = sums["total_loss"], sums["logged"]
+        if self.clock is not None and SECONDS in sums:
+            self.clock.before, self.clock.steps = sums[SECONDS], sums[STEP_SECONDS]
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """transformers' mean loss is that since the run went on; here it is that of the whole run."""
+        if "train_loss" in logs:
+            logs["train_loss"] = self._total_loss_scalar / max(self.state.global_step, 1)
+        super().log(logs, *args, **kwargs)
 
 
 class Order(TrainerCallback):

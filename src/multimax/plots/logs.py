@@ -18,6 +18,8 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     Args:
         path: the folder of a run, or its metrics.jsonl.
 
+    A last line that has no end, as a run leaves that is killed while it writes, is left out.
+
     Returns:
         One entry per line: "step", "epoch", and numbers by name, a layer's as "multimax/LAYER/PARAMETER" and
         "measures/LAYER/MEASURE".
@@ -39,11 +41,16 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
             "`multimax sweep` make such folders"
         )
     entries = []
-    for number, line in enumerate(file.read_bytes().splitlines(), start=1):
+    lines = file.read_bytes().splitlines(keepends=True)
+    for number, line in enumerate(lines, start=1):
         try:
             entry = json.loads(line)
         except ValueError as error:  # not JSON, or not text
-            raise ValueError(f"multimax: expected a line of JSON in {file}, got line {number}: {error}") from None
+            if number == len(lines) and line.startswith(b"{") and not line.endswith(b"\n"):
+                break  # a run is writing it, or was killed while it did
+            raise ValueError(
+                f"multimax: expected a line of JSON in {file}, got line {number}: {error}; remove the line"
+            ) from None
         if not isinstance(entry, dict):
             raise ValueError(
                 f"multimax: expected names with numbers in {file}, got line {number}: {line.decode()[:60]}"

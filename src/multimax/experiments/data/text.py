@@ -33,6 +33,14 @@ class TextData:
     name: str
 
 
+def _checked(data: TextData, where: str) -> TextData:
+    """The text, every part of which must have words."""
+    for part, text in (("training", data.train), ("validation", data.valid), ("test", data.test)):
+        if not text.strip():
+            raise ValueError(f"multimax: expected words in the {part} part of {where}, got only spaces and line ends")
+    return data
+
+
 def _cut(text: str, where: str, name: str) -> TextData:
     """Cuts a text in three, at ends of lines."""
     if len(text) < SHORTEST:
@@ -43,7 +51,7 @@ def _cut(text: str, where: str, name: str) -> TextData:
             f"multimax: expected ends of lines at which to cut {where} near {SHARES[0]:.0%} and {SHARES[1]:.0%} of it, "
             "got lines that are too long; give three files, train.txt, valid.txt and test.txt, in a folder"
         )
-    return TextData(text[:first], text[first:second], text[second:], name)
+    return _checked(TextData(text[:first], text[first:second], text[second:], name), where)
 
 
 def _python() -> TextData:
@@ -114,7 +122,8 @@ def load_text(source: str | Path) -> TextData:
     for layout in LAYOUTS:
         if any(files.find(path, *names) for names in layout):
             train, valid, test = (files.require(path, *names) for names in layout)
-            return TextData(files.read_text(train), files.read_text(valid), files.read_text(test), path.name)
+            parts = TextData(files.read_text(train), files.read_text(valid), files.read_text(test), path.name)
+            return _checked(parts, str(path))
     raise FileNotFoundError(
         "multimax: expected train.txt, valid.txt and test.txt, or wiki.train.tokens, wiki.valid.tokens and "
         f"wiki.test.tokens, each also .gz or .xz, in {path}, which {files.holds(path)}; a single file is named itself"

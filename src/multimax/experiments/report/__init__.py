@@ -87,7 +87,7 @@ def _check(out: Path) -> None:
 
 def _text(groups: Sequence[Group], examples: int, progress: bool) -> str:
     quiet.disable_progress_bar()  # of every model that is loaded
-    with tqdm(unit="part", disable=not progress) as bar:
+    with tqdm(unit="part", disable=None if progress else True) as bar:
         bar.total = sum(len(group.sources) for group in groups)
         sections = [_section(group, f"part-{number}", examples, bar) for number, group in enumerate(groups, start=1)]
     return page.page("MultiMax report", sections, f"Made by multimax {__version__}.")

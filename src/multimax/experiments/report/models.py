@@ -15,8 +15,8 @@ from multimax.convert.observable import observable_attention
 from multimax.experiments import tasks
 from multimax.experiments.report.sources import Group, Source
 from multimax.experiments.results import Run, Sweep
-from multimax.experiments.run import CONFIG, FINISHED, learned, told
-from multimax.experiments.settings import read_json
+from multimax.experiments.run import FINISHED, learned, told
+from multimax.experiments.settings import CONFIG, read_json
 from multimax.experiments.tasks.loading import DataCache
 from multimax.experiments.tasks.task import Task
 from multimax.experiments.trainer import measure, spread

@@ -9,8 +9,8 @@ from typing import Any
 from multimax.experiments import results, tasks
 from multimax.experiments import sweep as sweeps
 from multimax.experiments.results import Run, Sweep
-from multimax.experiments.run import CONFIG, METRICS, MODEL, RESULT
-from multimax.experiments.settings import Settings, from_dict, preset, read_json
+from multimax.experiments.run import METRICS, MODEL, RESULT
+from multimax.experiments.settings import CONFIG, Settings, from_dict, preset, read_json
 from multimax.plots import read_metrics
 
 
@@ -80,20 +80,31 @@ def _run_folder(path: Path, data: str | None) -> _Found:
     settings = from_dict(read_json(path / CONFIG), str(path / CONFIG))
     label = settings.label or _name(path)
     source = Source(label, settings, settings.data if data is None else data)
-    if (path / METRICS).is_file():
-        source.log = read_metrics(path)
+    notes = []
+    if not (path / METRICS).is_file():
+        notes.append(f"{label}: nothing logged yet.")
     else:
-        source.note = f"{label}: nothing logged yet."
+        try:
+            source.log = read_metrics(path)
+        except ValueError as error:  # the numbers and the model are still good
+            notes.append(
+                f"{label}, seed {settings.seed}: its log is not shown: {str(error).removeprefix('multimax: ')}."
+            )
     if (path / MODEL).is_dir():
         source.model = path / MODEL
     if not (path / RESULT).is_file():
-        source.note = f"{label}, seed {settings.seed}: not over, so only what it has logged is shown."
+        notes = [f"{label}, seed {settings.seed}: not over, so only what it has logged is shown.", *notes]
+        source.note = " ".join(notes)
         return _Found(path, source, settings.seed)
     run = results.read_run(path)
     if not run.finished:
-        source.note = f"{label}, seed {settings.seed}: diverged, so only what it has logged is shown."
+        notes = [f"{label}, seed {settings.seed}: diverged, so only what it has logged is shown.", *notes]
     elif source.model is None:
-        source.note = f"{label}, seed {settings.seed}: no folder {MODEL} is left, so there are no figures of its model."
+        notes = [
+            f"{label}, seed {settings.seed}: no folder {MODEL} is left, so there are no figures of its model.",
+            *notes,
+        ]
+    source.note = " ".join(notes)
     return _Found(path, source, settings.seed, replace(run, label=label))
 
 
@@ -201,7 +212,7 @@ def read(paths: Sequence[Path], *, seed: int | None, preset_name: str | None, da
     groups: list[Group] = []
     single: list[_Found] = []
     for path in {path.resolve(): path for path in paths}.values():  # once, even if it is given twice
-        if path.is_file() or (path / sweeps.SWEEP).is_file():
+        if path.is_file() or (path / results.SWEEP).is_file():
             groups.append(_sweep_group(path, seed, data))
             continue
         config = read_json(path / CONFIG) if (path / CONFIG).is_file() else None

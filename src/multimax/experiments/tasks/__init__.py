@@ -4,6 +4,6 @@ To add a task, write its file beside the others, with a subclass of :class:`mult
 its :class:`TaskSpec` into the list in specs.py.
 """
 
-from multimax.experiments.tasks.specs import SPECS, Metric, TaskSpec, get, main_metrics, names
+from multimax.experiments.tasks.specs import SPECS, Metric, TaskSpec, get, main_metrics, names, takers
 
-__all__ = ["SPECS", "Metric", "TaskSpec", "get", "main_metrics", "names"]
+__all__ = ["SPECS", "Metric", "TaskSpec", "get", "main_metrics", "names", "takers"]

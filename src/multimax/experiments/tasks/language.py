@@ -13,6 +13,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTraine
 
 from multimax import reweighting
 from multimax.experiments import models, tokenizers
+from multimax.experiments.data import fingerprint
+from multimax.experiments.data.fingerprint import Fingerprint
 from multimax.experiments.data.text import load_text
 from multimax.experiments.settings import LOSSES, Settings
 from multimax.experiments.tasks.task import ShuffledSampler, Task
@@ -92,6 +94,7 @@ class Tokens(NamedTuple):
     train: Blocks
     valid: Windows
     test: Windows
+    fingerprint: Fingerprint
 
 
 def _stride(settings: Settings) -> int:
@@ -105,7 +108,7 @@ class Language(Task):
 
     def __init__(self, settings: Settings, data: Tokens) -> None:
         super().__init__(settings, data)
-        self.data_name, self.tokenizer, self.train, self.evaluation, self.test = data
+        self.data_name, self.tokenizer, self.train, self.evaluation, self.test, _ = data
         self.collate = default_collate
 
     @staticmethod
@@ -115,17 +118,28 @@ class Language(Task):
         if not 1 <= stride <= most:
             raise ValueError(f"multimax: expected a stride from 1 to {most}, below the length, got {stride}")
 
+    @classmethod
+    def check_start(cls, settings: Settings) -> Any:
+        """It has as many positions as a sequence has tokens."""
+        config = super().check_start(settings)
+        if settings.length > config.n_positions:
+            raise ValueError(
+                f"multimax: expected length of at most {config.n_positions}, the positions of the model in "
+                f"{settings.start!r}, got {settings.length}"
+            )
+        return config
+
     @staticmethod
     def load(settings: Settings) -> Tokens:
         """Reads the text, and trains the tokenizer on it, unless the model to start from has one."""
-        text, length = load_text(settings.data or "python"), settings.length
+        text, length = load_text(settings.data), settings.length
         if settings.start:
             tokenizer = PreTrainedTokenizerFast.from_pretrained(settings.start)
         else:
             lines = text.train.splitlines(keepends=True)
             tokenizer = tokenizers.for_text(settings.tokenizer, lines, settings.vocabulary)
-        train = Blocks(_encoded(tokenizer, text.train), length)
-        windows = {}
+        ids = _encoded(tokenizer, text.train)
+        train, windows, parts = Blocks(ids, length), {}, {"train": (text.train, ids)}
         for name, part in (("valid", text.valid), ("test", text.test)):
             ids = _encoded(tokenizer, part)
             if len(ids) < length or not len(train):
@@ -133,13 +147,14 @@ class Language(Task):
                     f"multimax: expected at least {length} tokens, one sequence, in each part of {settings.data!r}, "
                     f"got {len(ids)} in {name}; make length smaller"
                 )
+            parts[name] = part, ids
             windows[name] = Windows(ids, length, _stride(settings), count_words(part))
-        return Tokens(text.name, tokenizer, train, **windows)
+        return Tokens(text.name, tokenizer, train, **windows, fingerprint=fingerprint.of_text(parts))
 
     def model(self) -> PreTrainedModel:
         """A GPT-style decoder."""
         if self.settings.start:
-            return models.trained(self.settings.task, self.classes, Path(self.settings.start))
+            return models.trained(self.settings, self.classes, {})
         ends = {"bos_token_id": None, "eos_token_id": None}
         from_data = {"vocab_size": len(self.tokenizer), "n_positions": self.settings.length, **ends}
         configuration = models.configured(GPT2Config, self.settings.model, {**from_data, "loss_type": "ForCausalLM"})

@@ -10,6 +10,21 @@ if TYPE_CHECKING:  # which needs transformers
     from multimax.experiments.tasks.task import Task
 
 
+def check_data(settings: Settings) -> None:
+    """Raises if no data is named: none is taken in its place."""
+    if not settings.data:
+        preset = f" of the preset {settings.preset}" if settings.preset else ""
+        raise ValueError(
+            f"multimax: expected the data{preset}, got none; name it by --data: {tasks.get(settings.task).needs}"
+        )
+
+
+def check_start(settings: Settings) -> None:
+    """Raises if the run cannot start from the model that it names, as far as that shows without data."""
+    if settings.start:
+        tasks.get(settings.task).kind().check_start(settings)
+
+
 class DataCache:
     """Data that was loaded, tokenizers and tokens included, for whoever reads the same afterwards."""
 
@@ -20,6 +35,7 @@ class DataCache:
         """The task of the settings, with its data."""
         spec = tasks.get(settings.task)
         kind = spec.kind()
+        check_data(settings)
         kind.check(settings)
         key = spec.data_key(settings)
         if key not in self.loaded:

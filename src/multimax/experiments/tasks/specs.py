@@ -30,9 +30,12 @@ class TaskSpec:
         preset: that it takes unless told.
         metrics: of its evaluations, the first of them that by which methods are compared.
         data: names of the settings that decide what is loaded.
+        needs: what data it takes, in words.
+        included: the name of data that comes with a package, if there is such.
         sizes: of its model by name: options of transformers' configuration.
         measures: of attention, by names of :mod:`multimax.metrics`.
-        only: names of settings that no other task may set.
+        only: names of settings that no task may set but those that list them.
+        at_end: those of its metrics that only the last evaluation has.
         images: whether its examples are images, as figures show them.
     """
 
@@ -42,9 +45,12 @@ class TaskSpec:
     preset: str
     metrics: Mapping[str, Metric]
     data: tuple[str, ...]
+    needs: str = "a folder, a file, or hub:owner/name"
+    included: str = ""
     sizes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     measures: tuple[str, ...] = MEASURES
     only: tuple[str, ...] = ()
+    at_end: tuple[str, ...] = ()
     images: bool = False
 
     @property
@@ -90,6 +96,8 @@ SPECS = (
         preset="cpu-digits",
         metrics={"accuracy": Metric("accuracy, %", 100, 2, "higher")},
         data=("data",),
+        needs="a folder of images, hub:owner/name, or digits, for which there is nothing to download",
+        included="digits",
         sizes={
             "digits": _vit(64, 4, 4),
             "mini": _vit(96, 6, 3),
@@ -98,7 +106,7 @@ SPECS = (
             "deit-base": _vit(768, 12, 12),
         },
         measures=(*MEASURES, "patch_similarity"),
-        only=("patch_diversification",),
+        only=("patch_diversification", "pooling", "stochastic_depth", "image_size", "augmentation"),
         images=True,
     ),
     TaskSpec(
@@ -111,6 +119,9 @@ SPECS = (
             "token_perplexity": Metric("perplexity per token", 1, 2, "lower"),
         },
         data=("data", "tokenizer", "vocabulary", "length", "stride", "start"),
+        needs="a file or folder of text, hub:owner/name, or python, for which there is nothing to download",
+        included="python",
+        only=("tokenizer", "vocabulary", "length", "stride"),
         sizes={"mini": _gpt(128, 4, 4), "small": _gpt(256, 6, 8), "paper": _gpt(512, 6, 8)},
     ),
     TaskSpec(
@@ -124,6 +135,9 @@ SPECS = (
             "token_perplexity": Metric("perplexity per token", 1, 2, "lower"),
         },
         data=("data", "test_set", "languages", "vocabulary", "length", "start"),
+        needs="a folder of parallel text such as train.de and train.en, or hub:owner/name",
+        only=("test_set", "languages", "beams", "vocabulary", "length"),
+        at_end=("bleu", "chrf"),
         sizes={
             "mini": _marian(128, 3, 4, 256),
             "small": _marian(256, 4, 4, 512),
@@ -148,6 +162,17 @@ def get(name: str) -> TaskSpec:
     """
     checks.choice("task", name, names())
     return next(spec for spec in SPECS if spec.name == name)
+
+
+def takers(setting: str) -> tuple[str, ...]:
+    """The tasks that take a setting, if it is not for all.
+
+    Example:
+        >>> from multimax.experiments import tasks
+        >>> tasks.takers("length"), tasks.takers("seed")
+        (('language', 'translation'), ())
+    """
+    return tuple(spec.name for spec in SPECS if setting in spec.only)
 
 
 def main_metrics() -> tuple[str, ...]:

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 from transformers import PreTrainedModel
 
-from multimax.experiments import tasks
+from multimax.experiments import models, tasks
+from multimax.experiments.data.fingerprint import Fingerprint
 from multimax.experiments.settings import Settings
 
 
@@ -54,7 +55,8 @@ class Task(ABC):
 
     Args:
         settings: of the run.
-        data: what :meth:`load` gave for them, or for others that load the same. It is shared, and stays as it is.
+        data: what :meth:`load` gave for them, or for others that load the same. It is shared, and stays as it is. Its
+            attribute fingerprint tells it from other data.
 
     Attributes:
         classes: of transformers, that its models are of.
@@ -64,6 +66,7 @@ class Task(ABC):
         test: examples for the last one.
         collate: makes a batch of examples.
         data_name: what the data is called.
+        fingerprint: of the data: sizes and checksums, by part.
         evaluated: the examples that :meth:`metrics` gets the results of.
     """
 
@@ -77,10 +80,20 @@ class Task(ABC):
 
     def __init__(self, settings: Settings, data: Any) -> None:
         self.settings, self.spec = settings, tasks.get(settings.task)
+        self.fingerprint: Fingerprint = data.fingerprint
 
     @staticmethod  # noqa: B027, there may be nothing
     def check(settings: Settings) -> None:
         """Raises for settings that the task cannot take, before any data is loaded."""
+
+    @classmethod
+    def check_start(cls, settings: Settings) -> Any:
+        """Raises if the model to start from is not one that the settings describe.
+
+        Returns:
+            Its configuration.
+        """
+        return models.start_config(settings, cls.classes)
 
     @staticmethod
     @abstractmethod

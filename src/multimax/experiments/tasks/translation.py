@@ -19,6 +19,8 @@ from transformers import (
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from multimax.experiments import models, tokenizers
+from multimax.experiments.data import fingerprint
+from multimax.experiments.data.fingerprint import Fingerprint
 from multimax.experiments.data.parallel import load_parallel
 from multimax.experiments.settings import LOSSES, Settings
 from multimax.experiments.tasks.language import IGNORED, exponential, token_losses
@@ -78,6 +80,7 @@ class Sentences(NamedTuple):
     train: Pairs
     valid: Pairs
     test: Pairs
+    fingerprint: Fingerprint
 
 
 class Translation(Task):
@@ -87,15 +90,18 @@ class Translation(Task):
 
     def __init__(self, settings: Settings, data: Sentences) -> None:
         super().__init__(settings, data)
-        self.data_name, self.pairs, self.tokenizer, self.train, self.evaluation, self.test = data
+        self.data_name, self.pairs, self.tokenizer, self.train, self.evaluation, self.test, _ = data
 
-    @staticmethod
-    def check(settings: Settings) -> None:
-        """There is no data that comes with a package."""
-        if not settings.data:
+    @classmethod
+    def check_start(cls, settings: Settings) -> Any:
+        """It has as many positions as a sentence has tokens."""
+        config = super().check_start(settings)
+        if settings.length >= config.max_position_embeddings:
             raise ValueError(
-                "multimax: expected data, a folder of parallel text such as train.de and train.en, got none"
+                f"multimax: expected length below {config.max_position_embeddings}, the positions of the model in "
+                f"{settings.start!r}, got {settings.length}"
             )
+        return config
 
     @staticmethod
     def load(settings: Settings) -> Sentences:
@@ -107,13 +113,15 @@ class Translation(Task):
         else:
             sentences = [sentence for pair in data.train for sentence in pair]
             tokenizer = tokenizers.for_sentences(sentences, settings.vocabulary)
-        train, valid, test = (Pairs(part, tokenizer, settings.length) for part in (data.train, data.valid, data.test))
-        return Sentences(data.name, data.test, tokenizer, train, valid, test)
+        pairs = {"train": data.train, "valid": data.valid, "test": data.test}
+        parts = {name: Pairs(part, tokenizer, settings.length) for name, part in pairs.items()}
+        tokens = {name: (pairs[name], part.sources + part.targets) for name, part in parts.items()}
+        return Sentences(data.name, data.test, tokenizer, **parts, fingerprint=fingerprint.of_pairs(tokens))
 
     def model(self) -> PreTrainedModel:
         """An encoder and a decoder."""
         if self.settings.start:
-            model = models.trained(self.settings.task, self.classes, Path(self.settings.start))
+            model = models.trained(self.settings, self.classes, {})
         else:
             model = translator(self.settings, self.tokenizer)
         self.use(model)
@@ -209,7 +217,7 @@ def translate(
     # sentences of a length together, the longest first: what does not fit into memory shows at once
     order = sorted(range(len(sentences)), key=lambda i: -len(sentences[i]))
     found = [""] * len(sentences)
-    for first in tqdm(range(0, len(order), batch), desc="translating", disable=not progress):
+    for first in tqdm(range(0, len(order), batch), desc="translating", disable=None if progress else True):
         chosen = order[first : first + batch]
         inputs = tokenizer(
             [sentences[i] for i in chosen],

@@ -1,6 +1,5 @@
 """Image classification."""
 
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +16,8 @@ from transformers import (
 
 from multimax.experiments import models
 from multimax.experiments.augmentation import Augmentation, DrawSampler, EvalImages, Mix, TrainImages
+from multimax.experiments.data import fingerprint
+from multimax.experiments.data.fingerprint import Fingerprint
 from multimax.experiments.data.images import ImageData, load_images
 from multimax.experiments.settings import LOSSES, Settings
 from multimax.experiments.tasks.task import Task
@@ -26,11 +27,12 @@ SAMPLE = 1000  # images that mean and standard deviation are taken from
 
 
 class Images(NamedTuple):
-    """Images, and the mean and standard deviation of each channel."""
+    """Images, the mean and standard deviation of each channel, and what tells them from others."""
 
     data: ImageData
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    fingerprint: Fingerprint
 
 
 class Vision(Task):
@@ -40,7 +42,7 @@ class Vision(Task):
 
     def __init__(self, settings: Settings, data: Images) -> None:
         super().__init__(settings, data)
-        images, mean, std = data
+        images, mean, std, _ = data
         self.augmentation = _augmentation(settings)
         self.labels, self.channels, self.data_name = images.classes, images.channels, images.name
         self.train = TrainImages(images.train, settings.image_size, self.augmentation, mean, std, settings.seed)
@@ -56,16 +58,30 @@ class Vision(Task):
         if settings.trainer.get("load_best_model_at_end"):
             raise ValueError("multimax: expected no load_best_model_at_end: evaluation is on the test set, got it set")
 
+    @classmethod
+    def check_start(cls, settings: Settings) -> Any:
+        """Its images and its pooling are those of the settings."""
+        config = super().check_start(settings)
+        pooling = "class" if isinstance(config, ViTConfig) else "average"
+        models.check_same(
+            settings,
+            {"image_size": (config.image_size, settings.image_size), "pooling": (pooling, settings.pooling)},
+        )
+        return config
+
     @staticmethod
     def load(settings: Settings) -> Images:
         """Finds the images, and looks at some."""
-        data = load_images(settings.data or "digits")
-        return Images(data, *mean_and_std(data.train))
+        data = load_images(settings.data)
+        return Images(data, *mean_and_std(data.train), fingerprint.of_images(data))
 
     def model(self) -> PreTrainedModel:
         """ViT with a class token, or with the average of the patches."""
         if self.settings.start:
-            model = models.trained(self.settings.task, self.classes, Path(self.settings.start))
+            wanted = {"num_channels": self.channels, "num_labels": len(self.labels)}
+            model = models.trained(self.settings, self.classes, wanted)
+            model.config.id2label = dict(enumerate(self.labels))
+            model.config.label2id = {name: number for number, name in enumerate(self.labels)}
         else:
             model = image_classifier(self.settings, self.channels, self.labels)
         add_stochastic_depth(model, self.settings.stochastic_depth)

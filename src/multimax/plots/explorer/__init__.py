@@ -6,6 +6,7 @@ JSON, so the file in the package works as it is; whenever it is served or saved,
 """
 
 import json
+import re
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -38,13 +39,23 @@ def page() -> str:
     return before + start + "{" + ",\n".join(tables) + "}" + end + after
 
 
+def _is_local(host: str | None) -> bool:
+    """Whether a request is for this machine itself. A page elsewhere may give its own name this machine's address, and
+    would then read what is served here. The port may be another's, of a tunnel."""
+    name = (host or HOST).rpartition(":")[0] if re.search(r":\d*$", host or "") else (host or HOST)
+    return name.lower() in (HOST, "localhost")
+
+
 class _Handler(BaseHTTPRequestHandler):
     """Serves the page and nothing else."""
 
     content: bytes
 
     def do_GET(self) -> None:
-        """The page at its address, an error at all others."""
+        """The page at its address, an error at all others, and for those who came by another name of this machine."""
+        if not _is_local(self.headers.get("Host")):
+            self.send_error(403, f"multimax: only for this machine itself, as {HOST} or localhost")
+            return
         if self.path.partition("?")[0] != "/":
             self.send_error(404, "multimax: there is only one page, at /")
             return
