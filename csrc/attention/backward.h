@@ -48,7 +48,7 @@ constexpr int64_t stride = key_block_backward;  // of a tile
 // before its own, has passed. So sums grow in the order of keys, whoever computes them, and nothing is added at once.
 class Turn {
  public:
-  Turn(int64_t* passed, int64_t block) : mine_(passed), before_(block == 0 ? nullptr : passed - 1) {}
+  Turn(int64_t* passed, bool first) : mine_(passed), before_(first ? nullptr : passed - 1) {}
 
   void wait() const {
     if (before_ == nullptr) return;
@@ -60,6 +60,9 @@ class Turn {
     wait();
     __atomic_store_n(mine_, ++at_, __ATOMIC_RELEASE);
   }
+
+  // of a packed sequence that has fewer keys than the longest: those before this one have nothing to add either
+  void leave() { __atomic_store_n(mine_, INT64_MAX, __ATOMIC_RELEASE); }
 
  private:
   int64_t *mine_, *before_;
@@ -256,6 +259,7 @@ struct Backward {
     const Band band(job, sequence);
     int64_t width = padded(job.width), value_width = padded(job.value_width);
     int64_t last_key = min(last_block * stride, sequence.keys);
+    if (first_block * stride >= last_key) return turn.leave();
     for (int64_t key = first_block * stride; key < last_key; key += stride) {
       int64_t keys = min(stride, last_key - key);
       const Place first{b, key_head, sequence.first_key + key};
@@ -287,13 +291,14 @@ struct Backward {
   }
 
   void run(int64_t item) const {
-    int64_t owner = item / job.items_of_owner(), block = item % job.items_of_owner();
+    // Late keys first: in a causal call only late queries see them, and those of early ones come to these last.
+    int64_t owner = item / job.items_of_owner(), block = job.items_of_owner() - 1 - item % job.items_of_owner();
     int64_t last_block = job.blocks_together ? ceil_div(job.keys, stride) : block + 1;
     int64_t across = job.key_heads() / job.owner_key_heads;
     int64_t first_batch = owner / across * job.owner_batches, first_key_head = owner % across * job.owner_key_heads;
     int64_t all = job.sums ? job.sets_of_item() * 4 * job.order : 0;
     for (int64_t i = 0; i < all * S::width; ++i) w.folded[i] = 0;
-    Turn turn(job.turns + item, block);
+    Turn turn(job.turns + item, item % job.items_of_owner() == 0);
     for (int64_t b = first_batch; b < first_batch + job.owner_batches; ++b) {
       for (int64_t k = 0; k < job.owner_key_heads; ++k) {
         double* folded = w.folded + (job.set_of_head ? k * job.group * 4 * job.order * S::width : 0);

@@ -14,7 +14,8 @@ constexpr int64_t enough_items = 1536;
 
 // More threads than this cost more to wake than they help.
 inline int64_t most_workers(const AttentionJob& job) {
-  constexpr double worth_waking = 1 << 19;  // multiplications
+  // multiplications; few queries wait for memory, which makes each of them longer
+  const double worth_waking = job.few_queries() ? 1 << 17 : 1 << 19;
   double scores = static_cast<double>(job.batches * job.heads) * static_cast<double>(job.queries * job.keys);
   double work = scores * static_cast<double>(job.width + job.value_width) / worth_waking;
   return static_cast<int64_t>(std::clamp(work, 1.0, 1e6));
