@@ -52,9 +52,9 @@ class Case(NamedTuple):
     arguments: tuple
 
 
-def turns(seconds: float) -> float:
-    """In how many rounds a slow rival takes part, by the time of its call."""
-    return float("inf") if seconds < 0.1 else FEWEST if seconds < 2 else 1
+def turns(call: float, seconds: float) -> int:
+    """In how many rounds a rival takes part, if its call takes that long: for a quarter of the time, or few."""
+    return 1 if call > 2 else max(FEWEST, int(seconds / 4 / (2 * call)))
 
 
 def interleaved(
@@ -72,7 +72,7 @@ def interleaved(
     rounds, spent = 0, 0.0
     while not ((rounds >= ROUNDS and spent >= seconds) or (rounds >= FEWEST and spent >= 4 * seconds)):
         for key in order:
-            if key not in always and rounds >= turns(last[key]):
+            if key not in always and rounds >= turns(last[key], seconds):
                 continue
             begin = time.perf_counter()
             if last[key] < LONG:
