@@ -7,7 +7,7 @@
 
 measuring.py says how times are taken. Every competitor is checked against the float64 reference before it is timed, in
 its first sequence or, where that would not fit into memory, in its last queries. Competitors that hold the score matrix
-are left out where it alone would take over 1 GB. Memory is the peak of the process above its state before the call,
+are left out where it alone would take over 512 MiB, or 128 MiB if not causal: they take most of the time. Memory is the peak of the process above its state before the call,
 results included.
 
 In a decode step few queries meet many keys, and reading these is most of the work. torch's attention there is the
@@ -37,7 +37,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 TORCH, KERNEL, ZERO = "torch SDPA (softmax)", "multimax (kernel)", "multimax, zero coefs"
 EAGER, COMPILED, ENTMAX = "reference, eager", "reference, torch.compile", "entmax15 (entmax)"
 FLEX, READ = "FlexAttention", "a plain read"
-MATRIX = 2**30
+MATRIX = 2**29  # bytes; a quarter of it where all of them count
 Function = Callable[..., Tensor]
 
 
@@ -96,8 +96,9 @@ def competitors(quick: bool, tensors: list[Tensor], causal: bool) -> dict[str, F
         q, k, v, torch.zeros_like(coefs), knots, is_causal=causal, impl="cpu"
     )
     flex = speed.flex(coefs, knots, key.shape[-2], causal, torch.device("cpu"))  # the mask's blocks are found once
-    functions[FLEX] = lambda q, k, v, coefs, knots, causal: flex(q, k, v)
-    if query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2] * 4 <= MATRIX:
+    functions[FLEX] = lambda q, k, v, coefs, knots, causal: flex(q.detach(), k.detach(), v.detach())
+    matrix = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2] * 4
+    if matrix <= (MATRIX if causal else MATRIX // 4):
         functions |= {EAGER: _reference, COMPILED: torch.compile(_reference, dynamic=False), ENTMAX: _entmax}
     return functions
 
@@ -136,13 +137,17 @@ def whole(shape: tuple[int, ...], dtype: torch.dtype, causal: bool, seconds: flo
         tensor.requires_grad_()
 
     torch._dynamo.reset()
+    functions = competitors(quick, tensors, causal)
     calls = {}
-    for name, function in competitors(quick, tensors, causal).items():
-        with torch.no_grad():
-            check(name, function(*tensors, causal), tensors, causal)
+    for name, function in functions.items():
         calls |= measuring.passes(name, lambda function=function: function(*tensors, causal), tensors, grad)
     calls.pop((FLEX, BACKWARD), None)  # it has none on a CPU
-    return measuring.compare(calls, seconds, TORCH, [KERNEL], [COMPILED, FLEX], memory=BACKWARD)
+
+    @torch.no_grad()
+    def checked(name: str) -> None:
+        check(name, functions[name](*tensors, causal), tensors, causal)
+
+    return measuring.compare(calls, seconds, TORCH, [KERNEL], [COMPILED, FLEX], memory=BACKWARD, check=checked)
 
 
 def forms(query: Tensor, key: Tensor, value: Tensor) -> dict[str, Callable[[], Tensor]]:
@@ -181,6 +186,7 @@ def fastest(calls: dict[str, Callable[[], object]]) -> str:
 
 def decode(heads: tuple[int, ...], keys: int, queries: int, dtype: torch.dtype, seconds: float, quick: bool) -> dict:
     """Few queries against many keys, forward."""
+    measuring.keep_memory()
     torch.manual_seed(0)
     batch, key_heads, query_heads, width = heads
     query = torch.randn(batch, query_heads, queries, width).to(dtype)

@@ -39,6 +39,7 @@ RESULTS = Path(__file__).parent / "results"
 FORWARD, BACKWARD = "forward", "forward+backward"
 ROUNDS, FEWEST = 5, 3  # at least; FEWEST after four times the time that was given
 LONG = 1.0  # seconds: to calls that take as long, caches matter little
+SLOW = 2.0  # seconds: rivals that take longer take part in one round
 SETTLED = 256  # page faults: as good as none
 Key = TypeVar("Key", bound=object)
 Call = Callable[[], object]
@@ -54,7 +55,7 @@ class Case(NamedTuple):
 
 def turns(call: float, seconds: float) -> int:
     """In how many rounds a rival takes part, if its call takes that long: for a quarter of the time, or few."""
-    return 1 if call > 2 else max(FEWEST, int(seconds / 4 / (2 * call)))
+    return 1 if call > SLOW else max(FEWEST, int(seconds / 4 / (2 * call)))
 
 
 def interleaved(
@@ -88,10 +89,10 @@ def interleaved(
 
 
 def settle(call: Call) -> float:
-    """Calls it until it needs no fresh pages, three times at most; the last call's seconds."""
+    """Calls it until it needs no fresh pages, three times at most, or once if it is slow; the last call's seconds."""
     for _ in range(3):
         seconds, pages = timed(call)
-        if pages <= SETTLED:
+        if pages <= SETTLED or seconds > SLOW:
             break
     return seconds
 
@@ -110,6 +111,7 @@ def compare(
     ours: Sequence[str],
     compiled: Collection[str] = (),
     memory: str | None = None,
+    check: Callable[[str], None] | None = None,
 ) -> dict:
     """A case's figures.
 
@@ -120,6 +122,7 @@ def compare(
         ours: the names that are this library's.
         compiled: names whose first call compiles, which is not what memory is measured on.
         memory: the pass whose peak of memory is measured.
+        check: raises an error if what has this name computes something wrong.
     """
     peaks = {}
     for (name, which), call in calls.items():
@@ -128,6 +131,9 @@ def compare(
         if which == memory:
             peaks[name, which] = peak_memory(call)
     keep_memory()
+    for name in dict.fromkeys(name for name, _ in calls):
+        if check:
+            check(name)
     busy, own, start = busy_seconds(), sum(os.times()[:4]), time.perf_counter()
     times, faults = interleaved(calls, seconds, [key for key in calls if key[0] in (baseline, *ours)])
     available = (time.perf_counter() - start) * (os.cpu_count() or 1)

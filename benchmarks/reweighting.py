@@ -81,12 +81,16 @@ def measure(shape: tuple[int, ...], masked: bool, seconds: float, quick: bool) -
     torch.manual_seed(0)
     x, grad = torch.randn(shape).requires_grad_(), torch.randn(shape)
     mask = torch.rand(shape) > 0.25 if masked else None
+    functions = competitors(quick, mask)
     calls = {}
-    for name, function in competitors(quick, mask).items():
-        weights = function(x)
-        check(name, weights, torch.autograd.grad(weights, x, grad)[0], x, grad, mask)
+    for name, function in functions.items():
         calls |= measuring.passes(name, lambda function=function: function(x), [x], grad)
-    return measuring.compare(calls, seconds, TORCH, list(OURS))
+
+    def checked(name: str) -> None:
+        weights = functions[name](x)
+        check(name, weights, torch.autograd.grad(weights, x, grad)[0], x, grad, mask)
+
+    return measuring.compare(calls, seconds, TORCH, list(OURS), check=checked)
 
 
 if __name__ == "__main__":

@@ -45,6 +45,21 @@ def test_attention(benchmark: Any) -> None:
 
 
 @needs_kernels
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning", "ignore:flex_attention called without")
+@pytest.mark.parametrize(
+    ("benchmark", "arguments"),
+    [("rows", ((16, 33), torch.float32)), ("attention", ((1, 2, 33, 8), torch.float32, True))],
+    indirect=["benchmark"],
+)
+def test_rivals(benchmark: Any, arguments: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)  # it would take most of a minute
+    figures = benchmark.measure(*arguments, 0.0, False)
+    assert names(figures, FORWARD)[:2] == [figures["baseline"], *figures["ours"]]
+    assert len(names(figures, FORWARD)) == {"rows": 5, "attention": 7}[benchmark.__name__]
+    assert set(names(figures, BACKWARD)) == {*names(figures, FORWARD)} - {"FlexAttention"}
+
+
+@needs_kernels
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("heads", [(2, 3, 3, 8), (1, 2, 6, 8)])
 @pytest.mark.parametrize("benchmark", ["attention"], indirect=True)

@@ -83,6 +83,15 @@ def test_a_case(measuring: Any, clock: Clock) -> None:
     assert "ratio" not in row
 
 
+def test_what_is_wrong_is_not_timed(measuring: Any, clock: Clock) -> None:
+    def check(name: str) -> None:
+        raise AssertionError(f"{name} is off")
+
+    with pytest.raises(AssertionError, match="torch is off"):
+        measuring.compare({("torch", "forward"): clock.call("t", 2.0)}, 0.0, "torch", [], check=check)
+    assert clock.made == []
+
+
 @pytest.mark.parametrize(
     ("vendor", "family", "model", "name", "slug"),
     [
