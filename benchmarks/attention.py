@@ -7,13 +7,14 @@
 
 measuring.py says how times are taken. Every competitor is checked against the float64 reference before it is timed, in
 its first sequence or, where that would not fit into memory, in its last queries. Competitors that hold the score matrix
-are left out where it alone would take over 512 MiB, or 128 MiB if not causal: they take most of the time. Memory is the peak of the process above its state before the call,
-results included.
+are left out where it alone would take over 512 MiB, or 128 MiB if not causal: they take most of the time. Memory is the
+peak of the process above its state before the call, results included.
 
 In a decode step few queries meet many keys, and reading these is most of the work. torch's attention there is the
 fastest of three: with enable_gqa, with repeated key heads, and with the query heads of a key head as if they were
-queries. The read rate is that of torch.sum over keys and values, viewed as float32, in the same rounds: on two threads
-no other function of torch or numpy read large tensors faster (amax, dot, norm, products with a vector).
+queries. The read rate is that of torch.sum over keys and values, viewed as float32 or as int64, whichever is faster, in
+the same rounds. On two threads of a Zen 5 nothing else in torch or numpy read faster (max, or, dot, norm, products with
+a vector).
 """
 
 import statistics
@@ -192,24 +193,27 @@ def decode(heads: tuple[int, ...], keys: int, queries: int, dtype: torch.dtype, 
     query = torch.randn(batch, query_heads, queries, width).to(dtype)
     key, value = (torch.randn(batch, key_heads, keys, width).to(dtype) for _ in range(2))
     coefs, knots = _parameters()
-    # a pair of bfloat16 numbers, read as one float32, is about the second of them
-    numbers = [t.view(torch.float32) for t in (key, value)]
+    # a pair of bfloat16 numbers, read as one float32, is about the second of them: no number is subnormal
+    reads = {
+        str(kind).removeprefix("torch."): (lambda kind=kind: [t.view(kind).sum() for t in (key, value)])
+        for kind in (torch.float32, torch.int64)
+    }
     with torch.no_grad():
         ways = forms(query, key, value)
         for way in ways.values():
             check(TORCH, way(), [query, key, value, coefs, knots], False)
-        chosen = fastest(ways)
+        chosen, read_as = fastest(ways), fastest(reads)
         calls: dict[tuple[str, str], Callable[[], object]] = {
             (TORCH, FORWARD): ways[chosen],
             (KERNEL, FORWARD): lambda: multimax.multimax_attention(
                 query, key, value, coefs, knots, enable_gqa=query_heads > key_heads, impl="cpu"
             ),
-            (READ, FORWARD): lambda: [t.sum() for t in numbers],
+            (READ, FORWARD): reads[read_as],
         }
         check(KERNEL, calls[KERNEL, FORWARD](), [query, key, value, coefs, knots], False)
         figures = measuring.compare(calls, seconds, TORCH, [KERNEL, READ])
     size = 2 * key.numel() * key.element_size()
-    return figures | {"ours": [KERNEL], "read": READ, "read_bytes": size, "torch_form": chosen}
+    return figures | {"ours": [KERNEL], "read": READ, "read_bytes": size, "read_as": read_as, "torch_form": chosen}
 
 
 def tiles(seconds: float) -> None:
