@@ -54,13 +54,10 @@ format: $(PACKAGE)
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CSRC)
 
+# QUICK=--quick: without the rivals, and nothing is saved
 bench: $(READY)
 	$(PIP) "cut-cross-entropy>=25"
-	$(BIN)/python benchmarks/rows.py
-	$(BIN)/python benchmarks/attention.py
-	$(BIN)/python benchmarks/loss.py
-	$(BIN)/python benchmarks/reweighting.py
-	$(BIN)/python benchmarks/models.py
+	$(BIN)/python benchmarks/everything.py $(QUICK)
 
 # The kernels built with AddressSanitizer and UndefinedBehaviorSanitizer, and everything that runs them.
 # Leaks are not looked for: the interpreter has too many of its own.

@@ -1,45 +1,75 @@
 """Times MultiMax attention against torch's softmax attention and other ways to use a score function, interleaved.
 
-    python benchmarks/attention.py                      everything: about half an hour
-    python benchmarks/attention.py --quick              torch's attention and the kernel only: about ten minutes
-    python benchmarks/attention.py --resume             continue a run that was stopped
+    python benchmarks/attention.py                      everything: about ten minutes
+    python benchmarks/attention.py --quick              torch's attention and the kernel only: about two minutes
     python benchmarks/attention.py --tiles              what skipping tiles saves with the paper's parameters
-    python benchmarks/attention.py --table FILE.json    print the table of a saved run
-    python benchmarks/attention.py --readme FILE.json   put it into the README
+    python benchmarks/attention.py --table FILE.json    print the tables of a saved run
 
-Every competitor is checked against the float64 reference before it is timed, except where that would not fit into
-memory. Competitors that hold the score matrix are left out where it alone would take over 2
-GB. Memory is the peak of the
-process above its state before the call, results included.
+measuring.py says how times are taken. Every competitor is checked against the float64 reference before it is timed, in
+its first sequence or, where that would not fit into memory, in its last queries. Competitors that hold the score matrix
+are left out where it alone would take over 512 MiB, or 128 MiB if not causal: they take most of the time. Memory is the
+peak of the process above its state before the call, results included.
+
+In a decode step few queries meet many keys, and reading these is most of the work. torch's attention there is the
+fastest of three: with enable_gqa, with repeated key heads, and with the query heads of a key head as if they were
+queries. The read rate is that of torch.sum over keys and values, viewed as float32 or as int64, whichever is faster, in
+the same rounds. On two threads of a Zen 5 nothing else in torch or numpy read faster (max, or, dot, norm, products with
+a vector).
 """
 
-import json
 import statistics
+import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from tqdm import tqdm
 
 import measuring
 import multimax
+from measuring import BACKWARD, FORWARD, Case
+from multimax.cli.checking import speed
 from multimax.ops.rows import reference
 
-SHAPES = [(8, 6, 197, 64), (2, 12, 1024, 64), (1, 8, 4096, 64), (1, 8, 16384, 64)]
-DECODE = (4, 12, 4096, 64)  # one query each against a cache of that length
+SHAPES = [(8, 6, 197, 64), (2, 12, 1024, 64), (1, 8, 4096, 64)]
+LONG = (1, 8, 16384, 64)
+HEADS = [(4, 12, 12, 64), (1, 8, 32, 128)]  # of decode steps: batch, key heads, query heads, width
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-RESULTS = Path(__file__).parent / "results" / "attention.json"
-TORCH, KERNEL = "torch SDPA (softmax)", "multimax (kernel)"
-MATRIX = ("reference, eager", "reference, torch.compile", "entmax15 (entmax)")
+TORCH, KERNEL, ZERO = "torch SDPA (softmax)", "multimax (kernel)", "multimax, zero coefs"
+EAGER, COMPILED, ENTMAX = "reference, eager", "reference, torch.compile", "entmax15 (entmax)"
+FLEX, READ = "FlexAttention", "a plain read"
+MATRIX = 2**29  # bytes; a quarter of it where all of them count
 Function = Callable[..., Tensor]
+
+
+def _cases() -> list[Case]:
+    found = []
+    for name, dtype in DTYPES.items():
+        for shape in SHAPES:
+            for causal in (False, True):
+                found.append(Case(name, f"{shape}{', causal' * causal}", (shape, dtype, causal)))
+    found.append(Case("bfloat16", f"{LONG}, causal", (LONG, torch.bfloat16, True)))
+    for name, dtype in DTYPES.items():
+        for heads in HEADS:
+            batch, key_heads, query_heads, width = heads
+            shared = f", {query_heads // key_heads} queries share each" if query_heads > key_heads else ""
+            for keys in (4096, 32768):
+                for queries in (1, 4):
+                    counted = f"{queries} quer{'y' if queries == 1 else 'ies'}"
+                    what = f"{batch} x {key_heads} heads of {width}{shared}, {keys} keys, {counted}"
+                    found.append(Case(f"decode step, {name}", what, (heads, keys, queries, dtype)))
+    return found
+
+
+CASES = _cases()
 
 
 def _reference(query: Tensor, key: Tensor, value: Tensor, coefs: Tensor, knots: Tensor, causal: bool) -> Tensor:
     """Attention as people write it."""
     scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2)
-    mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril() if causal else None
+    mask = None
+    if causal:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril(scores.shape[-1] - scores.shape[-2])
     return reference.multimax(scores, coefs, knots, mask=mask) @ value
 
 
@@ -52,29 +82,7 @@ def _entmax(query: Tensor, key: Tensor, value: Tensor, coefs: Tensor, knots: Ten
     return entmax15(scores.float(), -1).to(value.dtype) @ value
 
 
-def _flex(query: Tensor, key: Tensor, value: Tensor, coefs: Tensor, knots: Tensor, causal: bool) -> Tensor:
-    """FlexAttention with sigma as its score function."""
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    c, e, b, d = (t.tolist() for t in (*coefs.unbind(-1), *knots.unbind(-1)))
-
-    def sigma(x: Tensor, *_: Tensor) -> Tensor:
-        lower, upper = (torch.relu(b[n] - x) for n in range(2)), (torch.relu(x - d[n]) for n in range(2))
-        return (
-            x
-            + sum(c[n] * u ** (n + 1) for n, u in enumerate(lower))
-            + sum(e[n] * v ** (n + 1) for n, v in enumerate(upper))
-        )
-
-    mask = None
-    if causal:
-        length = query.shape[-2]
-        mask = create_block_mask(lambda _b, _h, i, j: i >= j, None, None, length, length, device="cpu")
-    compiled = torch.compile(flex_attention, dynamic=False)
-    return compiled(query, key, value, score_mod=sigma, block_mask=mask)
-
-
-def competitors(quick: bool, backward: bool, matrix: bool) -> dict[str, Function]:
+def competitors(quick: bool, tensors: list[Tensor], causal: bool) -> dict[str, Function]:
     """Names and functions of query, key, value, coefs, knots and causal; the first is what all are compared with."""
     functions: dict[str, Function] = {
         TORCH: lambda q, k, v, coefs, knots, causal: F.scaled_dot_product_attention(q, k, v, is_causal=causal),
@@ -84,84 +92,128 @@ def competitors(quick: bool, backward: bool, matrix: bool) -> dict[str, Function
     }
     if quick:
         return functions
-    functions["multimax, zero coefs"] = lambda q, k, v, coefs, knots, causal: multimax.multimax_attention(
+    query, key, _, coefs, knots = tensors
+    functions[ZERO] = lambda q, k, v, coefs, knots, causal: multimax.multimax_attention(
         q, k, v, torch.zeros_like(coefs), knots, is_causal=causal, impl="cpu"
     )
-    if matrix:
-        functions |= dict(zip(MATRIX, (_reference, torch.compile(_reference, dynamic=False), _entmax), strict=True))
-    if not backward:  # it has none on a CPU
-        functions["FlexAttention"] = _flex
+    flex = speed.flex(coefs, knots, key.shape[-2], causal, torch.device("cpu"))  # the mask's blocks are found once
+    functions[FLEX] = lambda q, k, v, coefs, knots, causal: flex(q.detach(), k.detach(), v.detach())
+    matrix = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2] * 4
+    if matrix <= (MATRIX if causal else MATRIX // 4):
+        functions |= {EAGER: _reference, COMPILED: torch.compile(_reference, dynamic=False), ENTMAX: _entmax}
     return functions
 
 
-def check(name: str, function: Function, tensors: list[Tensor], causal: bool) -> None:
-    """Refuses to time what is wrong."""
-    query, key, value, *params = (t.detach() for t in tensors)
-    if "entmax" in name or query.shape[-2] * key.shape[-2] * query.shape[1] > 2**24:
+def check(name: str, found: Tensor, tensors: list[Tensor], causal: bool) -> None:
+    """Refuses to time what is wrong, in the first sequence's last queries."""
+    if name == ENTMAX:
         return
-    sample = [t[:1].double() for t in (query, key, value)]
-    exact = _reference(*sample, *(p.double() for p in params), causal)
-    if name in (TORCH, "multimax, zero coefs"):
-        exact = F.scaled_dot_product_attention(*sample, is_causal=causal)
-    with torch.no_grad():
-        error = (function(query, key, value, *params, causal)[:1].double() - exact).abs().max().item()
+    query, key, value, *params = (t.detach() for t in tensors)
+    last = max(min(query.shape[-2], 2**24 // (query.shape[1] * key.shape[-2])), 1)
+    sample = [query[:1, :, -last:].double(), *(t[:1].double() for t in (key, value))]
+    sample[1:] = [t.repeat_interleave(query.shape[1] // key.shape[1], 1) for t in sample[1:]]
+    coefs, knots = (p.double() for p in params)
+    exact = _reference(*sample, torch.zeros_like(coefs) if name in (TORCH, ZERO) else coefs, knots, causal)
+    error = (found.detach()[:1, :, -last:].double() - exact).abs().max().item()
     if not error <= (0.05 if query.dtype == torch.bfloat16 else 1e-4):
         raise AssertionError(f"{name} is off by {error} on {tuple(query.shape)} {query.dtype}")
 
 
-def measure(
-    shape: tuple[int, ...], queries: int, dtype: torch.dtype, causal: bool, backward: bool, seconds: float, quick: bool
-) -> list[dict]:
-    """One row per competitor."""
-    torch.manual_seed(0)
-    b, h, length, width = shape
-    # the paper's eleventh DeiT-small layer: all terms are active
-    coefs, knots = multimax.from_paper(*multimax.presets["deit_small"][10])
-    tensors = [torch.randn(b, h, n, width).to(dtype) for n in (queries, length, length)] + [coefs, knots]
-    grad = torch.randn(tensors[0].shape).to(dtype)
-    if backward:
-        for tensor in tensors:
-            tensor.requires_grad_()
+def _parameters() -> tuple[Tensor, Tensor]:
+    """Those of the paper's eleventh DeiT-small layer: all terms are active."""
+    return multimax.from_paper(*multimax.presets["deit_small"][10])
 
-    def run(function: Function) -> None:
-        if not backward:
-            with torch.no_grad():
-                function(*tensors, causal)
-            return
-        for tensor in tensors:
-            tensor.grad = None
-        function(*tensors, causal).backward(grad)
+
+def measure(*arguments: object) -> dict:
+    """A case of either kind."""
+    return decode(*arguments) if len(arguments) == 6 else whole(*arguments)
+
+
+def whole(shape: tuple[int, ...], dtype: torch.dtype, causal: bool, seconds: float, quick: bool) -> dict:
+    """All queries against all keys, forward and with the backward."""
+    torch.manual_seed(0)
+    tensors = [torch.randn(shape).to(dtype) for _ in range(3)] + list(_parameters())
+    grad = torch.randn(shape).to(dtype)
+    for tensor in tensors:
+        tensor.requires_grad_()
 
     torch._dynamo.reset()
-    functions = competitors(quick or queries == 1, backward, b * h * queries * length * 4 <= 2**31)
-    memory = {}
+    functions = competitors(quick, tensors, causal)
+    calls = {}
     for name, function in functions.items():
-        check(name, function, tensors, causal)
-        run(function)
-        for tensor in tensors:
-            tensor.grad = None
-        memory[name] = measuring.peak_memory(lambda function=function: run(function))
-    calls = {name: (lambda function=function: run(function)) for name, function in functions.items()}
-    times, _ = measuring.interleaved(
-        calls, seconds, rounds=2 if length > 8192 else 5, slow=[*MATRIX, "FlexAttention", "multimax, zero coefs"]
-    )
-    rows = []
-    for name, values in times.items():
-        ratio = statistics.median(time / soft for time, soft in zip(values, times[TORCH], strict=False))
-        rows.append(
-            {
-                "name": name,
-                "shape": [b, h, queries, length, width],
-                "dtype": str(dtype).removeprefix("torch."),
-                "causal": causal,
-                "pass": "forward+backward" if backward else "forward",
-                "ms": statistics.median(values) * 1e3,
-                "rounds": len(values),
-                "ratio": ratio,
-                "peak_bytes": memory[name],
-            }
-        )
-    return rows
+        calls |= measuring.passes(name, lambda function=function: function(*tensors, causal), tensors, grad)
+    calls.pop((FLEX, BACKWARD), None)  # it has none on a CPU
+
+    @torch.no_grad()
+    def checked(name: str) -> None:
+        check(name, functions[name](*tensors, causal), tensors, causal)
+
+    return measuring.compare(calls, seconds, TORCH, [KERNEL], [COMPILED, FLEX], memory=BACKWARD, check=checked)
+
+
+def forms(query: Tensor, key: Tensor, value: Tensor) -> dict[str, Callable[[], Tensor]]:
+    """The ways in which torch's attention can share key heads."""
+    heads = key.shape[1]
+    shared = query.shape[1] // heads
+    if shared == 1:
+        return {"as it is": lambda: F.scaled_dot_product_attention(query, key, value)}
+
+    def folded() -> Tensor:
+        queries = query.unflatten(1, (heads, shared)).flatten(2, 3)  # no mask: a query is a query
+        out = F.scaled_dot_product_attention(queries, key, value)
+        return out.unflatten(2, (shared, -1)).flatten(1, 2)
+
+    def repeated() -> Tensor:
+        return F.scaled_dot_product_attention(query, *(t.repeat_interleave(shared, 1) for t in (key, value)))
+
+    return {
+        "enable_gqa": lambda: F.scaled_dot_product_attention(query, key, value, enable_gqa=True),
+        "repeated key heads": repeated,
+        "query heads as queries": folded,
+    }
+
+
+def fastest(calls: dict[str, Callable[[], object]]) -> str:
+    """The name of the call with the shortest time of four, without the first."""
+    found: dict[str, float] = {}
+    for _ in range(4):
+        for name, call in calls.items():
+            begin = time.perf_counter()
+            call()
+            passed = time.perf_counter() - begin
+            found[name] = min(found[name], passed) if name in found else float("inf")
+    return min(found, key=lambda name: found[name])
+
+
+def decode(heads: tuple[int, ...], keys: int, queries: int, dtype: torch.dtype, seconds: float, quick: bool) -> dict:
+    """Few queries against many keys, forward."""
+    measuring.keep_memory()
+    torch.manual_seed(0)
+    batch, key_heads, query_heads, width = heads
+    query = torch.randn(batch, query_heads, queries, width).to(dtype)
+    key, value = (torch.randn(batch, key_heads, keys, width).to(dtype) for _ in range(2))
+    coefs, knots = _parameters()
+    # a pair of bfloat16 numbers, read as one float32, is about the second of them: no number is subnormal
+    reads = {
+        str(kind).removeprefix("torch."): (lambda kind=kind: [t.view(kind).sum() for t in (key, value)])
+        for kind in (torch.float32, torch.int64)
+    }
+    with torch.no_grad():
+        ways = forms(query, key, value)
+        for way in ways.values():
+            check(TORCH, way(), [query, key, value, coefs, knots], False)
+        chosen, read_as = fastest(ways), fastest(reads)
+        calls: dict[tuple[str, str], Callable[[], object]] = {
+            (TORCH, FORWARD): ways[chosen],
+            (KERNEL, FORWARD): lambda: multimax.multimax_attention(
+                query, key, value, coefs, knots, enable_gqa=query_heads > key_heads, impl="cpu"
+            ),
+            (READ, FORWARD): reads[read_as],
+        }
+        check(KERNEL, calls[KERNEL, FORWARD](), [query, key, value, coefs, knots], False)
+        figures = measuring.compare(calls, seconds, TORCH, [KERNEL, READ])
+    size = 2 * key.numel() * key.element_size()
+    return figures | {"ours": [KERNEL], "read": READ, "read_bytes": size, "read_as": read_as, "torch_form": chosen}
 
 
 def tiles(seconds: float) -> None:
@@ -190,90 +242,22 @@ def tiles(seconds: float) -> None:
                         out.backward(grad)
 
                 calls = {"zero": lambda: call(torch.zeros_like(coefs)), "learned": lambda: call(coefs)}  # noqa: B023
-                times, _ = measuring.interleaved(calls, seconds, rounds=3)
-                ratios.append(statistics.median(b / a for a, b in zip(times["zero"], times["learned"], strict=True)))
+                times, _ = measuring.interleaved(calls, seconds, always=calls)
+                ratios.append(statistics.median(times["learned"]) / statistics.median(times["zero"]))
         print(f"| {name} {layer + 1} | " + " | ".join(f"{ratio:.2f}x" for ratio in ratios) + " |", flush=True)
-
-
-def table(run: dict) -> str:
-    """A saved run as Markdown."""
-    about = run["machine"]
-    lines = [
-        f"{about['cpu']}, {about['threads']} threads, {about['isa']} kernels, torch {about['torch']}, {about['date']}.",
-        "Shapes are (batch, heads, length, head size).",
-        "",
-    ]
-    for dtype in DTYPES:
-        for which in ("forward", "forward+backward"):
-            rows = [row for row in run["rows"] if (row["dtype"], row["pass"]) == (dtype, which) and row["shape"][2] > 1]
-            cases = list(dict.fromkeys((tuple(row["shape"]), row["causal"]) for row in rows))
-            if not cases:
-                continue
-            heads = [f"({s[0]}, {s[1]}, {s[3]}, {s[4]}){', causal' if causal else ''}" for s, causal in cases]
-            lines.append(f"| {dtype}, {which} | " + " | ".join(heads) + " |")
-            lines.append("|---|" + "---|" * len(cases))
-            for name in dict.fromkeys(row["name"] for row in rows):
-                cells = []
-                for case in cases:
-                    of_case = [r for r in rows if r["name"] == name and (tuple(r["shape"]), r["causal"]) == case]
-                    cells.append(f"{of_case[0]['ms']:.1f} ms ({of_case[0]['ratio']:.2f}x)" if of_case else "")
-                lines.append(f"| {name} | " + " | ".join(cells) + " |")
-            lines.append("")
-    memory = [r for r in run["rows"] if r["dtype"] == "float32" and r["pass"] == "forward+backward" and not r["causal"]]
-    memory = [r for r in memory if r["peak_bytes"] is not None]
-    if memory:
-        shapes = list(dict.fromkeys(tuple(row["shape"]) for row in memory))
-        lines.append("| float32, memory at the peak | " + " | ".join(f"{s[3]} long" for s in shapes) + " |")
-        lines.append("|---|" + "---|" * len(shapes))
-        for name in dict.fromkeys(row["name"] for row in memory):
-            found = {tuple(row["shape"]): row["peak_bytes"] for row in memory if row["name"] == name}
-            cells = [f"{found[s] / 2**20:.0f} MiB" if s in found else "" for s in shapes]
-            lines.append(f"| {name} | " + " | ".join(cells) + " |")
-        lines.append("")
-    for row in run["rows"]:
-        if row["shape"][2] == 1 and row["name"] == KERNEL:
-            b, h, _, keys, width = row["shape"]
-            lines.append(
-                f"One decode step, {b} x {h} queries of {width} against {keys} keys, {row['dtype']}: "
-                f"{row['ms']:.2f} ms ({row['ratio']:.2f}x)."
-            )
-    return "\n".join(lines).strip()
 
 
 def main() -> None:
     """The command line."""
-    parser = measuring.command_line(__doc__, RESULTS, 2.0)
-    parser.add_argument("--longest", type=int, default=SHAPES[-1][2], help="leave out longer sequences")
-    parser.add_argument("--resume", action="store_true", help="keep the figures in the file, and measure the rest")
+    parser = measuring.command_line(__doc__, 3.0)
     parser.add_argument("--tiles", action="store_true", help="what skipping tiles saves, layer by layer of the paper")
     options = parser.parse_args()
-    if not measuring.begin(options, "attention benchmark", table):
+    if not measuring.begin(options):
         return
     if options.tiles:
         tiles(options.seconds)
-        return
-    cases = [
-        (shape, shape[2], dtype, causal, backward)
-        for shape in SHAPES
-        if shape[2] <= options.longest
-        for dtype in DTYPES.values()
-        for causal in (False, True)
-        for backward in (False, True)
-    ]
-    cases += [(DECODE, 1, dtype, False, False) for dtype in DTYPES.values()]
-    run: dict = {"machine": measuring.machine(False), "rows": []}
-    if options.resume:
-        run = json.loads(options.out.read_text())
-    done = {(*row["shape"], row["dtype"], row["causal"], row["pass"]) for row in run["rows"]}
-    for case in tqdm(cases, unit="case"):
-        (b, h, keys, width), queries, dtype, causal, backward = case
-        name = str(dtype).removeprefix("torch.")
-        if (b, h, queries, keys, width, name, causal, "forward+backward" if backward else "forward") in done:
-            continue
-        run["rows"] += measure(*case, options.seconds, options.quick)
-        options.out.write_text(json.dumps(run, indent=1) + "\n")
-    print(table(run))
-    print(f"\nsaved to {options.out}")
+    else:
+        measuring.measured(options, "attention", CASES, measure)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,18 @@
 """Times the fused output loss, forward and backward, against torch's losses for softmax, interleaved.
 
-    python benchmarks/loss.py                      everything: about ten minutes
-    python benchmarks/loss.py --quick              torch's fused losses and the kernel only
-    python benchmarks/loss.py --table FILE.json    print the table of a saved run
-    python benchmarks/loss.py --readme FILE.json   put it into the README
+    python benchmarks/loss.py                      everything: about four minutes
+    python benchmarks/loss.py --quick              torch's fused losses and the kernel only: about two minutes
+    python benchmarks/loss.py --table FILE.json    print the tables of a saved run
 
-2048 tokens of 512 entries. torch's F.linear_cross_entropy comes three times: with its defaults (it then holds the
-logits), with its default options for chunks, and with the chunks that ours takes. cut-cross-entropy
-(its form for torch.compile; `pip install cut-cross-entropy`, which needs Triton) is left out where it is not
-installed. Every competitor is checked against the float64 reference before it is timed. Memory is the peak of the
-process above its state before the call, gradients included.
+2048 tokens of 512 entries; measuring.py says how times are taken. torch's F.linear_cross_entropy comes three times:
+with its defaults (it then holds the logits), with its default options for chunks, and with the chunks that ours takes.
+cut-cross-entropy (its form for torch.compile; `pip install cut-cross-entropy`, which needs Triton) is left out where it
+is not installed. Every competitor is checked against the float64 reference before it is timed. Memory is the peak of
+the process above its state before the call, gradients included.
 """
 
 import importlib.util
-import statistics
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -24,17 +21,20 @@ from torch.nn import LinearCrossEntropyOptions
 
 import measuring
 import multimax
+from measuring import BACKWARD, Case
 
 TOKENS, WIDTH = 2048, 512
-CLASSES = (32000, 128256)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-RESULTS = Path(__file__).parent / "results" / "loss.json"
 TORCH, CHUNKED, SAME_CHUNKS = "F.linear_cross_entropy", "the same, in its chunks", "the same, in our chunks"
 KERNEL = "linear_multimax_cross_entropy"
 LOGITS, LOGITS_MULTIMAX = "F.linear, F.cross_entropy", "F.linear, multimax_cross_entropy"
 CCE = "cut-cross-entropy, torch.compile"
 SOFTMAX = (TORCH, CHUNKED, SAME_CHUNKS, LOGITS, CCE)
 Function = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+CASES = [
+    Case(dtype, f"{classes} classes", (classes, DTYPES[dtype], TOKENS))
+    for dtype, classes in (("float32", 32000), ("bfloat16", 32000), ("bfloat16", 128256))
+]
 
 
 def competitors(quick: bool) -> dict[str, Function]:
@@ -77,8 +77,8 @@ def check(name: str, function: Function, tensors: list[Tensor], target: Tensor) 
         raise AssertionError(f"{name} is off by {errors} in the loss and its gradients, {dtype}")
 
 
-def measure(classes: int, dtype: torch.dtype, tokens: int, seconds: float, quick: bool) -> list[dict]:
-    """One row per competitor."""
+def measure(classes: int, dtype: torch.dtype, tokens: int, seconds: float, quick: bool) -> dict:
+    """All competitors, forward and backward."""
     torch.manual_seed(0)
     coefs, knots = multimax.from_paper(*multimax.presets["wikitext103_lm"][5])
     tensors = [torch.randn(tokens, WIDTH).to(dtype), (torch.randn(classes, WIDTH) / 20).to(dtype), coefs, knots]
@@ -86,73 +86,23 @@ def measure(classes: int, dtype: torch.dtype, tokens: int, seconds: float, quick
         tensor.requires_grad_()
     hidden, linear_weight = tensors[:2]
     target = torch.randint(classes, (tokens,))
-
-    def run(function: Function) -> None:
-        for tensor in tensors:
-            tensor.grad = None
-        function(hidden, linear_weight, target, coefs, knots).backward()
+    one = torch.ones(())
 
     torch._dynamo.reset()
     functions = competitors(quick)
-    memory = {}
+    calls = {}
     for name, function in functions.items():
-        check(name, function, tensors, target)
-        run(function)
-        for tensor in tensors:
-            tensor.grad = None
-        memory[name] = measuring.peak_memory(lambda function=function: run(function))
-    calls = {name: (lambda function=function: run(function)) for name, function in functions.items()}
-    times, _ = measuring.interleaved(calls, seconds, rounds=3, slow=[CHUNKED, LOGITS, LOGITS_MULTIMAX, CCE])
-    rows = []
-    for name, values in times.items():
-        ratio = statistics.median(time / soft for time, soft in zip(values, times[TORCH], strict=False))
-        rows.append(
-            {
-                "name": name,
-                "classes": classes,
-                "tokens": tokens,
-                "dtype": str(dtype).removeprefix("torch."),
-                "ms": statistics.median(values) * 1e3,
-                "rounds": len(values),
-                "ratio": ratio,
-                "peak_bytes": memory[name],
-            }
-        )
-    return rows
 
+        def loss(function: Function = function) -> Tensor:
+            return function(hidden, linear_weight, target, coefs, knots)
 
-def table(run: dict) -> str:
-    """A saved run as Markdown."""
-    about = run["machine"]
-    cases = list(dict.fromkeys((row["dtype"], row["classes"]) for row in run["rows"]))
-    lines = [
-        f"{about['cpu']}, {about['threads']} threads, {about['isa']} kernels, torch {about['torch']}, {about['date']}.",
-        "",
-        "| forward+backward | " + " | ".join(f"{dtype}, {classes} classes" for dtype, classes in cases) + " |",
-        "|---|" + "---|" * len(cases),
-    ]
-    for name in dict.fromkeys(row["name"] for row in run["rows"]):
-        cells = []
-        for case in cases:
-            of_case = [row for row in run["rows"] if (row["dtype"], row["classes"]) == case and row["name"] == name]
-            if not of_case:
-                cells.append("")
-                continue
-            row = of_case[0]
-            memory = "" if row["peak_bytes"] is None else f", {row['peak_bytes'] / 2**20:.0f} MiB"
-            cells.append(f"{row['ms']:.0f} ms ({row['ratio']:.2f}x){memory}")
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        calls[name, BACKWARD] = measuring.passes(name, loss, tensors, one)[name, BACKWARD]
 
+    def checked(name: str) -> None:
+        check(name, functions[name], tensors, target)
 
-def main() -> None:
-    """The command line."""
-    options = measuring.command_line(__doc__, RESULTS, 5.0).parse_args()
-    if not measuring.begin(options, "loss benchmark", table):
-        return
-    cases = [(classes, dtype, TOKENS) for dtype in DTYPES.values() for classes in CLASSES]
-    measuring.measured(options, cases, measure, table)
+    return measuring.compare(calls, seconds, TORCH, [KERNEL], [CCE], memory=BACKWARD, check=checked)
 
 
 if __name__ == "__main__":
-    main()
+    measuring.main("loss", __doc__, 5.0, CASES, measure)

@@ -2,8 +2,7 @@
 
     python benchmarks/models.py                      everything: about two minutes
     python benchmarks/models.py --quick              without the eager formula
-    python benchmarks/models.py --table FILE.json    print the table of a saved run
-    python benchmarks/models.py --readme FILE.json   put it into the README
+    python benchmarks/models.py --table FILE.json    print the tables of a saved run
 
 A step is forward, backward and AdamW, in float32, without dropout. The models are from transformers, with random
 weights: a ViT of DeiT-small's size on four images (197 tokens, 6 heads, 12 layers), and a GPT2 of six layers on
@@ -11,14 +10,12 @@ sequences of 512 tokens.
 "softmax" is the model as transformers makes it, with torch's scaled_dot_product_attention; "MultiMax" is the same model
 converted, in attention or in attention and output, with the parameters of the paper's Table for DeiT-small; "MultiMax,
 eager" is the formula in plain PyTorch on the whole matrix of scores, as the published code computes it. Before they are
-timed, the converted models' losses and gradients are compared with the formula's. All take their turns in one
-interleaved run; the ratio is taken round by round.
+timed, the converted models' losses and gradients are compared with the formula's. measuring.py says how times are
+taken.
 """
 
 import copy
 import itertools
-import statistics
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +25,9 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 import measuring
 import multimax
+from measuring import Case
 
-RESULTS = Path(__file__).parent / "results" / "models.json"
+STEP = "training step"
 SOFTMAX, ATTENTION, BOTH, EAGER = "softmax", "MultiMax", "MultiMax, output too", "MultiMax, eager"
 
 
@@ -49,6 +47,7 @@ def gpt2() -> tuple[nn.Module, dict[str, Tensor]]:
 
 
 MODELS = {"ViT, DeiT-small's size, batch 4": vit, "GPT2, 6 layers, 2 x 512 tokens": gpt2}
+CASES = [Case("float32", name, (name,)) for name in MODELS]
 
 
 def formula(
@@ -113,8 +112,9 @@ def check(models: dict[str, nn.Module], inputs: dict[str, Tensor]) -> None:
             raise AssertionError(f"{name} is off: loss {loss.item()} for {expected.item()}, gradients by {error}")
 
 
-def measure(name: str, seconds: float, quick: bool) -> list[dict]:
-    """One row per competitor."""
+def measure(name: str, seconds: float, quick: bool) -> dict:
+    """The model in all its ways."""
+    transformers_logging.set_verbosity_error()
     torch.manual_seed(0)
     model, inputs = MODELS[name]()
     models = competitors(model.train(), quick)
@@ -126,42 +126,9 @@ def measure(name: str, seconds: float, quick: bool) -> list[dict]:
         optimizers[variant].step()
         optimizers[variant].zero_grad()
 
-    calls = {variant: (lambda variant=variant: step(variant)) for variant in models}
-    times, _ = measuring.interleaved(calls, seconds, rounds=9)
-    rows = []
-    for variant, values in times.items():
-        ratios = [a / b for a, b in zip(values, times[SOFTMAX], strict=False)]
-        low, _, high = statistics.quantiles(ratios, n=4)
-        ms = statistics.median(values) * 1e3
-        row = {"model": name, "name": variant, "ms": ms, "rounds": len(values), "ratio": statistics.median(ratios)}
-        rows.append({**row, "quartiles": [low, high]})
-    return rows
-
-
-def table(run: dict) -> str:
-    """A saved run as Markdown."""
-    about = run["machine"]
-    names = list(dict.fromkeys(row["model"] for row in run["rows"]))
-    lines = [
-        f"{about['cpu']}, {about['threads']} threads, {about['isa']} kernels, torch {about['torch']}, {about['date']}.",
-        "",
-        "| training step, float32 | " + " | ".join(names) + " |",
-        "|---|" + "---|" * len(names),
-    ]
-    for variant in dict.fromkeys(row["name"] for row in run["rows"]):
-        rows = [row for row in run["rows"] if row["name"] == variant]
-        lines.append(f"| {variant} | " + " | ".join(f"{row['ms']:.0f} ms ({row['ratio']:.2f}x)" for row in rows) + " |")
-    return "\n".join(lines)
-
-
-def main() -> None:
-    """The command line."""
-    options = measuring.command_line(__doc__, RESULTS, 60.0).parse_args()
-    if not measuring.begin(options, "models benchmark", table):
-        return
-    transformers_logging.set_verbosity_error()
-    measuring.measured(options, [(name,) for name in MODELS], measure, table)
+    calls = {(variant, STEP): (lambda variant=variant: step(variant)) for variant in models}
+    return measuring.compare(calls, seconds, SOFTMAX, [ATTENTION, BOTH])
 
 
 if __name__ == "__main__":
-    main()
+    measuring.main("models", __doc__, 30.0, CASES, measure)

@@ -1,27 +1,26 @@
-"""Times the other reweighting functions, forward and backward, against torch.softmax and the entmax package.
+"""Times the other reweighting functions against torch.softmax and the entmax package, interleaved.
 
-    python benchmarks/reweighting.py                      everything: about two minutes
+    python benchmarks/reweighting.py                      everything: about a minute
     python benchmarks/reweighting.py --quick              without the entmax package
-    python benchmarks/reweighting.py --table FILE.json    print the table of a saved run
-    python benchmarks/reweighting.py --readme FILE.json   put it into the README
+    python benchmarks/reweighting.py --table FILE.json    print the tables of a saved run
 
-float32. The entmax package's functions are called with their defaults: exact by sorting for sparsemax and entmax15, by
-bisection for any other alpha. Every competitor is checked against the float64 reference, gradient included, before it
-is timed. All take their turns in one interleaved run; the ratio is taken round by round.
+float32; measuring.py says how times are taken. The entmax package's functions are called with their defaults: exact by
+sorting for sparsemax and entmax15, by bisection for any other alpha; they take no masks. "With a mask", a quarter of
+the entries is masked, at random, and torch's way is `x.masked_fill(~mask, -inf).softmax(-1)`. Every competitor is
+checked against the float64 reference, gradient included, before it is timed.
 """
 
-import statistics
+import math
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 import measuring
+from measuring import Case
 from multimax import reweighting
 
 SHAPES = [(8192, 1000), (4, 12, 256, 256)]
-RESULTS = Path(__file__).parent / "results" / "reweighting.json"
 TORCH, PACKAGE = "torch.softmax", " (entmax package)"
 OURS = {
     "sparsemax": reweighting.get("sparsemax"),
@@ -33,12 +32,23 @@ OURS = {
     "softmax, T = 0.5": reweighting.get("softmax", temperature=0.5),
 }
 Function = Callable[[Tensor], Tensor]
+CASES = [
+    Case("float32, with a mask" if masked else "float32", str(shape), (shape, masked))
+    for masked in (False, True)
+    for shape in SHAPES
+]
 
 
-def competitors(quick: bool) -> dict[str, Function]:
+def softmax(x: Tensor, mask: Tensor | None = None) -> Tensor:
+    """What all are compared with."""
+    return torch.softmax(x if mask is None else x.masked_fill(~mask, -math.inf), -1)
+
+
+def competitors(quick: bool, mask: Tensor | None) -> dict[str, Function]:
     """Names and functions of x; the first is what all are compared with."""
-    functions: dict[str, Function] = {TORCH: lambda x: torch.softmax(x, -1), **OURS}
-    if not quick:
+    functions: dict[str, Function] = {TORCH: lambda x: softmax(x, mask)}
+    functions |= {name: (lambda x, ours=ours: ours(x, mask=mask)) for name, ours in OURS.items()}
+    if not quick and mask is None:
         import entmax
 
         functions |= {
@@ -49,74 +59,39 @@ def competitors(quick: bool) -> dict[str, Function]:
     return functions
 
 
-def check(name: str, function: Function, x: Tensor, grad: Tensor) -> None:
-    """Refuses to time what is wrong, in the weights or in the gradient."""
-    sample = x.detach().reshape(-1, x.shape[-1])[:8].clone().requires_grad_()
-    grad = grad.reshape(-1, x.shape[-1])[:8]
-    exact = sample.detach().double().requires_grad_()
-    weights = function(sample)
+def check(name: str, weights: Tensor, gradient: Tensor, x: Tensor, grad: Tensor, mask: Tensor | None) -> None:
+    """Refuses to time what is wrong, in the weights or in the gradient; eight rows are looked at."""
+
+    def rows(tensor: Tensor) -> Tensor:
+        return tensor.detach().reshape(-1, x.shape[-1])[:8]
+
+    exact = rows(x).double().requires_grad_()
     ours = OURS.get(name.removesuffix(PACKAGE))
-    expected = torch.softmax(exact, -1) if ours is None else ours(exact, impl="reference")
-    weights.backward(grad)
-    expected.backward(grad.double())
-    pairs = ((weights, expected), (sample.grad, exact.grad))
-    error = max((a.detach().double() - b.detach()).abs().max().item() for a, b in pairs)
+    taken = None if mask is None else rows(mask)
+    expected = softmax(exact, taken) if ours is None else ours(exact, mask=taken, impl="reference")
+    expected.backward(rows(grad).double())
+    pairs = ((weights, expected), (gradient, exact.grad))
+    error = max((rows(a).double() - rows(b)).abs().max().item() for a, b in pairs)
     if not error <= 1e-4:
         raise AssertionError(f"{name} is off by {error} on {tuple(x.shape)}")
 
 
-def measure(shape: tuple[int, ...], seconds: float, quick: bool) -> list[dict]:
-    """One row per competitor."""
+def measure(shape: tuple[int, ...], masked: bool, seconds: float, quick: bool) -> dict:
+    """All competitors, forward and with the backward."""
     torch.manual_seed(0)
     x, grad = torch.randn(shape).requires_grad_(), torch.randn(shape)
-
-    def run(function: Function) -> None:
-        x.grad = None
-        function(x).backward(grad)
-
-    functions = competitors(quick)
+    mask = torch.rand(shape) > 0.25 if masked else None
+    functions = competitors(quick, mask)
+    calls = {}
     for name, function in functions.items():
-        check(name, function, x, grad)
-        run(function)
-    calls = {name: (lambda function=function: run(function)) for name, function in functions.items()}
-    times, _ = measuring.interleaved(calls, seconds, rounds=9)
-    rows = []
-    for name, values in times.items():
-        row = {"name": name, "shape": list(shape), "ms": statistics.median(values) * 1e3, "rounds": len(values)}
-        row["ratio"] = statistics.median(time / soft for time, soft in zip(values, times[TORCH], strict=False))
-        other = times.get(name + PACKAGE)
-        if other:
-            row["package_ratio"] = statistics.median(b / a for a, b in zip(values, other, strict=False))
-        rows.append(row)
-    return rows
+        calls |= measuring.passes(name, lambda function=function: function(x), [x], grad)
 
+    def checked(name: str) -> None:
+        weights = functions[name](x)
+        check(name, weights, torch.autograd.grad(weights, x, grad)[0], x, grad, mask)
 
-def table(run: dict) -> str:
-    """A saved run as Markdown."""
-    about = run["machine"]
-    shapes = list(dict.fromkeys(tuple(row["shape"]) for row in run["rows"]))
-    lines = [
-        f"{about['cpu']}, {about['threads']} threads, {about['isa']} kernels, torch {about['torch']}, {about['date']}.",
-        "",
-        "| float32, forward+backward | " + " | ".join(str(shape) for shape in shapes) + " |",
-        "|---|" + "---|" * len(shapes),
-    ]
-    for name in dict.fromkeys(row["name"] for row in run["rows"]):
-        cells = []
-        for row in (row for row in run["rows"] if row["name"] == name):
-            faster = f", entmax package {row['package_ratio']:.0f} times as long" if "package_ratio" in row else ""
-            cells.append(f"{row['ms']:.1f} ms ({row['ratio']:.2f}x{faster})")
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def main() -> None:
-    """The command line."""
-    options = measuring.command_line(__doc__, RESULTS, 5.0).parse_args()
-    if not measuring.begin(options, "reweighting benchmark", table):
-        return
-    measuring.measured(options, [(shape,) for shape in SHAPES], measure, table)
+    return measuring.compare(calls, seconds, TORCH, list(OURS), check=checked)
 
 
 if __name__ == "__main__":
-    main()
+    measuring.main("reweighting", __doc__, 8.0, CASES, measure)

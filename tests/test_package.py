@@ -2,7 +2,6 @@
 
 import doctest
 import importlib
-import json
 import os
 import pkgutil
 import re
@@ -11,7 +10,6 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -123,75 +121,12 @@ def test_examples_run(path: Path) -> None:
     assert re.search(r"^multimax: +loss [+-]?\d", result.stdout, re.MULTILINE)
 
 
-@pytest.fixture
-def benchmark(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Any:
-    """A benchmark by its name, as a module."""
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    name = getattr(request, "param", "rows")
-    if name == "loss" and not hasattr(torch.nn, "LinearCrossEntropyOptions"):
-        pytest.skip("this torch has no linear cross-entropy to compare with")
-    return importlib.import_module(name)
-
-
 def test_the_table_of_conversions_is_that_of_the_tests() -> None:
     def without_versions(text: str) -> list[str]:
         return [line.rpartition(" | ")[0] for line in text.splitlines() if line.startswith("| ")]
 
     saved = (ROOT / "docs" / "convert.md").read_text().partition("<!-- table -->")[2]
     assert without_versions(saved) == without_versions(convert_table.table()), "run python tools/convert_table.py"
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
-@pytest.mark.parametrize("benchmark", ["rows", "attention", "loss", "reweighting", "models"], indirect=True)
-def test_readme_shows_the_saved_benchmark(benchmark: Any) -> None:
-    saved = json.loads(benchmark.RESULTS.read_text())
-    assert benchmark.table(saved) in (ROOT / "README.md").read_text()
-
-
-@needs_kernels
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
-def test_benchmark_refuses_what_is_wrong(benchmark: Any) -> None:
-    module = benchmark
-    x, params = torch.randn(4, 9), torch.zeros(2, 2)
-    module.check("multimax (kernel)", lambda x, coefs, knots: torch.softmax(x, -1), x, params, params)
-    with pytest.raises(AssertionError, match="is off by"):
-        module.check("multimax (kernel)", lambda x, coefs, knots: torch.softmax(2 * x, -1), x, params, params)
-    rows = module.measure((16, 33), torch.float32, True, 0.0, True)
-    assert [row["name"] for row in rows] == ["torch.softmax", "multimax (kernel)"]
-    assert rows[0]["ratio"] == 1
-
-
-@needs_kernels
-@pytest.mark.parametrize("benchmark", ["attention"], indirect=True)
-def test_attention_benchmark_refuses_what_is_wrong(benchmark: Any) -> None:
-    tensors = [torch.randn(1, 2, 9, 4) for _ in range(3)] + [torch.zeros(2, 2), torch.zeros(2, 2)]
-    sdpa = benchmark.competitors(True, True, True)[benchmark.TORCH]
-    benchmark.check(benchmark.KERNEL, sdpa, tensors, True)
-    with pytest.raises(AssertionError, match="is off by"):
-        benchmark.check(benchmark.KERNEL, lambda *arguments: 2 * sdpa(*arguments), tensors, True)
-    rows = benchmark.measure((1, 2, 33, 8), 33, torch.float32, True, True, 0.0, True)
-    assert [row["name"] for row in rows] == [benchmark.TORCH, benchmark.KERNEL]
-
-
-@pytest.mark.skipif(torch.cuda.is_available() or torch.xpu.is_available(), reason="has a GPU")
-def test_gpu_benchmark_needs_one() -> None:
-    done = run(str(ROOT / "benchmarks" / "gpu.py"))
-    assert done.returncode == 1
-    assert done.stderr.startswith("expected a GPU, got none")
-
-
-@pytest.mark.parametrize("benchmark", ["gpu"], indirect=True)
-def test_gpu_benchmark_refuses_what_is_wrong(benchmark: Any) -> None:
-    bench = benchmark.Bench(torch.device("cpu"), "auto", 0.0)
-    benchmark.rows(bench, (16, 33), torch.float32)
-    assert [row["name"] for row in bench.rows] == ["torch.softmax", *benchmark.MULTIMAX] * 2
-    assert bench.rows[0]["ratio"] == 1
-    bench.measure({"group": "none", "shape": [1], "dtype": "float32", "causal": False}, {"none": torch.ones}, [], False)
-    assert bench.rows[-1]["error"].startswith("TypeError: ")
-    shown = benchmark.table({"machine": benchmark.machine(bench.device, "auto"), "rows": bench.rows})
-    assert "| none | - |" in shown
-    with pytest.raises(AssertionError, match="is off by"):
-        benchmark.check("multimax", torch.ones(3), torch.ones(3, dtype=torch.float64) * 2)
 
 
 @needs_kernels

@@ -52,14 +52,13 @@ def test_files_that_make_something_once_stay_together() -> None:
 
 @pytest.mark.parametrize(("command", "limit"), [(DIES, probe.LIMIT), ("true", None)])
 def test_benchmarks_where_products_die(
-    command: str, limit: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str, limit: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     measuring = importlib.import_module("measuring")
     monkeypatch.setattr(os, "environ", {**os.environ, probe.COMMAND_VARIABLE: command})  # a copy: nothing stays
     os.environ.pop(probe.VARIABLE, None)
-    options = argparse.Namespace(table=None, readme=None, threads=None, out=tmp_path / "results.json")
-    assert measuring.begin(options, "mark", str)
-    assert os.environ.get(probe.VARIABLE) == limit == measuring.machine(False)["onednn_max_cpu_isa"]
+    assert measuring.begin(argparse.Namespace(table=None, threads=None))
+    assert os.environ.get(probe.VARIABLE) == limit == measuring.machine()["onednn_max_cpu_isa"]
     said = capsys.readouterr().out
     assert said == (f"bf16 products: die with SIGILL here; measured with {probe.VARIABLE}={limit}\n" if limit else "")
