@@ -22,6 +22,7 @@ INTERPRET := TRITON_INTERPRET=1 MULTIMAX_IMPL=triton
 KERNEL_TESTS := tests/ops/rows/test_cpu.py tests/ops/attention/test_attention.py tests/ops/loss/test_loss.py \
 	tests/ops/entmax/test_cpu.py tests/ops/triton
 CSRC := $(wildcard csrc/*/*.h csrc/*/*.cpp)
+CPP := $(CSRC) $(wildcard tools/*.cpp)
 
 .PHONY: demo test test-oldest lint format bench sanitize clean
 
@@ -46,13 +47,13 @@ $(OLDEST)/.package: pyproject.toml
 lint: $(PACKAGE)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror $(CSRC)
+	$(BIN)/clang-format --dry-run --Werror $(CPP)
 	$(BIN)/mypy
 
 format: $(PACKAGE)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $(CSRC)
+	$(BIN)/clang-format -i $(CPP)
 
 # QUICK=--quick: without the rivals, and nothing is saved
 bench: $(READY)
