@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 ENOUGH = 1.15
-# Threads of which the busiest may have more to do: there is too little work for all, or blocks of keys wait for each other.
+# Where the busiest has more to do: there is too little work for all, or blocks of keys wait for each other.
 EXCEPT = {
     "attention backward (1, 1, 16384, 64)": (192,),
     "attention backward (1, 1, 16384, 64), causal": (64, 192),
