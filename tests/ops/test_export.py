@@ -96,8 +96,8 @@ def calls() -> dict[str, tuple[Any, tuple[Any, ...]]]:
     found["attention, NaN"] = attention(torch.float32, nan=True)
     for kind in range(3):
         alpha = 1.2 + torch.rand(3, 4) if kind == 2 else None
-        found[f"entmax {kind}"] = OPS.entmax_forward.default, (masked, alpha, kind)
-        found[f"entmax {kind}, half"] = OPS.entmax_forward.default, (x.bfloat16(), alpha, kind)
+        found[f"entmax {kind}"] = OPS.entmax_forward.default, (masked, alpha, None, kind, 0.0)
+        found[f"entmax {kind}, half"] = OPS.entmax_forward.default, (x.bfloat16(), alpha, None, kind, 0.0)
     for full in (False, True):
         setting = (torch.rand(5), -100, 0.1, "cpu", full)
         found[f"loss, {full}"] = OPS.loss_rows.default, (logits, target, COEFS, KNOTS, *setting)
