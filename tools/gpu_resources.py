@@ -276,8 +276,8 @@ def entmax(dtype: torch.dtype, length: int) -> list[Launch]:
     found = []
     for kind in range(3):
         of_rows = alpha if kind == 2 else None
-        found += launches(launch.forward, *EntmaxCall(x, of_rows, kind))
-        found += launches(launch.backward, *EntmaxBackwardCall(x, x, stats, of_rows, kind, kind == 2))
+        found += launches(launch.forward, *EntmaxCall(x, of_rows, None, kind))
+        found += launches(launch.backward, *EntmaxBackwardCall(x, x, None, stats, of_rows, None, kind, 0.0, kind == 2))
     return found
 
 

@@ -1,4 +1,4 @@
-// Entmax on torch's stable ABI: rows shared over torch's threads.
+// The functions of the field on torch's stable ABI: rows shared over torch's threads.
 
 #include <algorithm>
 #include <cstring>
@@ -26,19 +26,52 @@ void* beside(const Tensor& t, const Tensor& x, int64_t each, const char* name) {
   return data_of(t);
 }
 
-EntmaxJob job_of(const Tensor& x, const std::optional<Tensor>& alpha, const Tensor& stats, const Tensor& out,
-                 int64_t kind) {
-  STD_TORCH_CHECK(kind >= 0 && kind <= 2, "multimax: unknown kind ", kind);
-  STD_TORCH_CHECK(x.dim() >= 1 && x.is_contiguous(), "multimax: expected a contiguous input of at least one dim");
+// A mask whose entries lie side by side in each row, if not the rows themselves.
+std::optional<Tensor> side_by_side(const std::optional<Tensor>& mask) {
+  bool copy = mask && mask->dim() > 0 && mask->size(mask->dim() - 1) > 1 && mask->stride(mask->dim() - 1) != 1;
+  return copy ? torch::stable::contiguous(*mask) : mask;
+}
+
+RowMask mask_of(const Tensor& mask, const Tensor& x) {
+  int64_t outer = x.dim() - 1;
+  bool fits = mask.scalar_type() == ScalarType::Bool && mask.dim() == x.dim() && outer <= RowMask::max_axes;
+  for (int64_t a = 0; fits && a <= outer; ++a) fits = mask.size(a) == x.size(a);
+  STD_TORCH_CHECK(fits, "multimax: the mask does not fit the input");
+  RowMask rows{static_cast<const unsigned char*>(data_of(mask)), 0, {}, {}};
+  for (int64_t a = 0; a < outer; ++a) {
+    if (mask.size(a) == 1) continue;
+    if (rows.axes > 0 && rows.strides[rows.axes - 1] == mask.size(a) * mask.stride(a)) {
+      rows.sizes[rows.axes - 1] *= mask.size(a);  // one axis, as far as offsets go
+      rows.strides[rows.axes - 1] = mask.stride(a);
+    } else {
+      rows.sizes[rows.axes] = mask.size(a);
+      rows.strides[rows.axes++] = mask.stride(a);
+    }
+  }
+  return rows;
+}
+
+EntmaxJob job_of(const Tensor& x, const std::optional<Tensor>& parameter, const std::optional<Tensor>& mask,
+                 const Tensor& stats, const Tensor& out, Entmax kind, double option) {
+  STD_TORCH_CHECK(x.is_contiguous(), "multimax: expected a contiguous input");
   EntmaxJob job{};
-  job.kind = static_cast<Entmax>(kind);
+  job.kind = kind;
+  job.option = option;
   job.length = x.size(x.dim() - 1);
   job.x = data_of(x);
   job.out = data_of(out);
-  job.stats = beside(stats, x, 2, "stats");
-  STD_TORCH_CHECK(alpha.has_value() == (job.kind == Entmax::any_alpha), "multimax: alpha does not fit the kind");
-  if (alpha) job.alpha = beside(*alpha, x, 1, "alpha");
+  job.stats = beside(stats, x, stats_per_row[static_cast<int>(kind)], "stats");
+  bool fits = parameter.has_value() ? kind == Entmax::any_alpha || kind == Entmax::softmax : kind != Entmax::any_alpha;
+  STD_TORCH_CHECK(fits, "multimax: the parameter does not fit the kind");
+  if (parameter) job.parameter = beside(*parameter, x, 1, "the parameter");
+  if (mask) job.mask = mask_of(*mask, x);
   return job;
+}
+
+Entmax kind_of(const Tensor& x, int64_t kind) {
+  STD_TORCH_CHECK(kind >= 0 && kind < entmax_kinds, "multimax: unknown kind ", kind);
+  STD_TORCH_CHECK(x.dim() >= 1, "multimax: expected an input of at least one dim");
+  return static_cast<Entmax>(kind);
 }
 
 void run(const EntmaxJob& job, const Tensor& x, bool backward) {
@@ -50,34 +83,46 @@ void run(const EntmaxJob& job, const Tensor& x, bool backward) {
         [&](int64_t first, int64_t last, void* scratch) { kernel(job, first, last, scratch); });
 }
 
-// The output, and (*x's shape but the last dim, 2) of what the backward needs.
-std::tuple<Tensor, Tensor> entmax_forward(const Tensor& x, const std::optional<Tensor>& alpha, int64_t kind) {
-  STD_TORCH_CHECK(x.dim() >= 1, "multimax: expected an input of at least one dim");
+// The output, and (*x's shape but the last dim, a few) of what the backward needs.
+std::tuple<Tensor, Tensor> entmax_forward(const Tensor& x, const std::optional<Tensor>& parameter,
+                                          const std::optional<Tensor>& given_mask, int64_t kind, double option) {
+  Entmax k = kind_of(x, kind);
+  const std::optional<Tensor> mask = side_by_side(given_mask);
   std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
-  shape.back() = 2;
+  shape.back() = stats_per_row[kind];
   Tensor stats = torch::stable::new_empty(x, shape, compute_type(x));
   Tensor out = torch::stable::empty_like(x);
   if (x.numel() == 0) zero(stats);
-  run(job_of(x, alpha, stats, out, kind), x, false);
+  run(job_of(x, parameter, mask, stats, out, k, option), x, false);
   return {out, stats};
 }
 
-// The gradients of x and, empty unless asked for, of the rows' alphas.
-std::tuple<Tensor, Tensor> entmax_backward(const Tensor& grad, const Tensor& x, const Tensor& stats,
-                                           const std::optional<Tensor>& alpha, int64_t kind, bool alpha_grad) {
+// The gradients of x and, empty unless asked for, of the rows' parameters. What is softmax needs the forward's output,
+// but for half precision, where that has been rounded.
+std::tuple<Tensor, Tensor> entmax_backward(const Tensor& grad, const Tensor& x, const std::optional<Tensor>& y,
+                                           const Tensor& stats, const std::optional<Tensor>& parameter,
+                                           const std::optional<Tensor>& given_mask, int64_t kind, double option,
+                                           bool parameter_grad) {
+  Entmax k = kind_of(x, kind);
+  const std::optional<Tensor> mask = side_by_side(given_mask);
   Tensor out = torch::stable::empty_like(x);
-  EntmaxJob job = job_of(x, alpha, stats, out, kind);
-  STD_TORCH_CHECK(grad.numel() == x.numel() && grad.is_contiguous() && grad.scalar_type() == x.scalar_type(),
-                  "multimax: grad does not fit the input");
-  STD_TORCH_CHECK(!alpha_grad || alpha.has_value(), "multimax: there is no alpha to give a gradient to");
+  EntmaxJob job = job_of(x, parameter, mask, stats, out, k, option);
+  auto like_x = [&](const Tensor& t) {
+    return t.numel() == x.numel() && t.is_contiguous() && t.scalar_type() == x.scalar_type();
+  };
+  STD_TORCH_CHECK(like_x(grad), "multimax: grad does not fit the input");
+  bool from_y = k >= Entmax::softmax && x.scalar_type() == compute_type(x);
+  STD_TORCH_CHECK(from_y == y.has_value() && (!from_y || like_x(*y)), "multimax: the output does not fit the input");
+  STD_TORCH_CHECK(!parameter_grad || parameter.has_value(), "multimax: there is no parameter to give a gradient to");
   job.grad = data_of(grad);
+  if (y) job.y = data_of(*y);
   std::vector<int64_t> shape = {0};
-  if (alpha_grad) shape.assign(alpha->sizes().begin(), alpha->sizes().end());
-  Tensor grad_alpha = torch::stable::new_empty(x, shape, compute_type(x));
-  if (alpha_grad) job.grad_alpha = data_of(grad_alpha);
-  if (x.numel() == 0) zero(grad_alpha);
+  if (parameter_grad) shape.assign(parameter->sizes().begin(), parameter->sizes().end());
+  Tensor grad_parameter = torch::stable::new_empty(x, shape, compute_type(x));
+  if (parameter_grad) job.grad_parameter = data_of(grad_parameter);
+  if (x.numel() == 0) zero(grad_parameter);
   run(job, x, true);
-  return {out, grad_alpha};
+  return {out, grad_parameter};
 }
 
 }  // namespace

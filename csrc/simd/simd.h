@@ -80,6 +80,17 @@ struct VectorType {
     for (int i = 0; i < width; ++i) r &= m[i];
     return r != 0;
   }
+  static int count(Mask m) {
+    int n = 0;
+    for (int i = 0; i < width; ++i) n += m[i] != 0;
+    return n;
+  }
+  // of bytes that are 0 or 1; the first n lanes only, the others are false
+  static Mask truth(const unsigned char* p, int n = width) {
+    Mask m{};
+    for (int i = 0; i < n; ++i) m[i] = -static_cast<Integer>(p[i]);
+    return m;
+  }
   static V select(Mask m, V a, V b) {
     return reinterpret_cast<V>((reinterpret_cast<I>(a) & m) | (reinterpret_cast<I>(b) & ~m));
   }
@@ -109,6 +120,14 @@ struct VectorType {
     T r = a[0];
     for (int i = 1; i < width; ++i) r += a[i];
     return r;
+  }
+  static double wide_sum(V a) {
+    double lane[width];
+    for (int i = 0; i < width; ++i) lane[i] = static_cast<double>(a[i]);
+    for (int half = width / 2; half > 0; half /= 2) {
+      for (int i = 0; i < half; ++i) lane[i] += lane[i + half];
+    }
+    return lane[0];
   }
   static T max(V a) {
     T r = a[0];
@@ -142,6 +161,15 @@ struct Simd<float> : VectorType<float, int32_t, uint32_t, 23, 64> {
   static Mask either(Mask a, Mask b) { return static_cast<Mask>(a | b); }
   static bool any(Mask m) { return m != 0; }
   static bool all(Mask m) { return m == 0xffff; }
+  static int count(Mask m) { return __builtin_popcount(m); }
+  static Mask truth(const unsigned char* p) {
+    __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return _mm_test_epi8_mask(bytes, bytes);
+  }
+  static Mask truth(const unsigned char* p, int n) {
+    __m128i bytes = _mm_maskz_loadu_epi8(first(n), p);
+    return _mm_test_epi8_mask(bytes, bytes);
+  }
   static V select(Mask m, V a, V b) { return _mm512_mask_blend_ps(m, b, a); }
   static V zero_if(Mask m, V a) { return _mm512_maskz_mov_ps(static_cast<Mask>(~m), a); }
   static V sub_where(Mask m, V a, V b) { return _mm512_maskz_sub_ps(m, a, b); }
@@ -151,6 +179,10 @@ struct Simd<float> : VectorType<float, int32_t, uint32_t, 23, 64> {
     return __builtin_popcount(m);
   }
   static T sum(V a) { return _mm512_reduce_add_ps(a); }
+  static double wide_sum(V a) {
+    return _mm512_reduce_add_pd(_mm512_cvtps_pd(_mm512_castps512_ps256(a)) +
+                                _mm512_cvtps_pd(_mm512_extractf32x8_ps(a, 1)));
+  }
   static T max(V a) { return _mm512_reduce_max_ps(a); }
 };
 
@@ -174,6 +206,12 @@ struct Simd<double> : VectorType<double, int64_t, uint64_t, 52, 64> {
   static Mask either(Mask a, Mask b) { return static_cast<Mask>(a | b); }
   static bool any(Mask m) { return m != 0; }
   static bool all(Mask m) { return m == 0xff; }
+  static int count(Mask m) { return __builtin_popcount(m); }
+  static Mask truth(const unsigned char* p) { return truth(p, width); }
+  static Mask truth(const unsigned char* p, int n) {
+    __m128i bytes = _mm_maskz_loadu_epi8(first(n), p);
+    return static_cast<Mask>(_mm_test_epi8_mask(bytes, bytes));
+  }
   static V select(Mask m, V a, V b) { return _mm512_mask_blend_pd(m, b, a); }
   static V zero_if(Mask m, V a) { return _mm512_maskz_mov_pd(static_cast<Mask>(~m), a); }
   static V sub_where(Mask m, V a, V b) { return _mm512_maskz_sub_pd(m, a, b); }
@@ -183,6 +221,7 @@ struct Simd<double> : VectorType<double, int64_t, uint64_t, 52, 64> {
     return __builtin_popcount(m);
   }
   static T sum(V a) { return _mm512_reduce_add_pd(a); }
+  static double wide_sum(V a) { return sum(a); }
   static T max(V a) { return _mm512_reduce_max_pd(a); }
 };
 
@@ -200,6 +239,12 @@ struct Simd<float> : VectorType<float, int32_t, uint32_t, 23, 32> {
   static V max(V a, V b) { return _mm256_max_ps(a, b); }
   static bool any(Mask m) { return _mm256_movemask_ps(reinterpret_cast<V>(m)) != 0; }
   static bool all(Mask m) { return _mm256_movemask_ps(reinterpret_cast<V>(m)) == 0xff; }
+  static int count(Mask m) { return __builtin_popcount(_mm256_movemask_ps(reinterpret_cast<V>(m))); }
+  using Base::truth;
+  static Mask truth(const unsigned char* p) {
+    __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    return reinterpret_cast<Mask>(_mm256_cmpgt_epi32(_mm256_cvtepu8_epi32(bytes), _mm256_setzero_si256()));
+  }
   static V select(Mask m, V a, V b) { return _mm256_blendv_ps(b, a, reinterpret_cast<V>(m)); }
 };
 

@@ -96,8 +96,12 @@ def calls() -> dict[str, tuple[Any, tuple[Any, ...]]]:
     found["attention, NaN"] = attention(torch.float32, nan=True)
     for kind in range(3):
         alpha = 1.2 + torch.rand(3, 4) if kind == 2 else None
-        found[f"entmax {kind}"] = OPS.entmax_forward.default, (masked, alpha, kind)
-        found[f"entmax {kind}, half"] = OPS.entmax_forward.default, (x.bfloat16(), alpha, kind)
+        found[f"entmax {kind}"] = OPS.entmax_forward.default, (masked, alpha, None, kind, 0.0)
+        found[f"entmax {kind}, half"] = OPS.entmax_forward.default, (x.bfloat16(), alpha, None, kind, 0.0)
+    for kind, option in enumerate((2.0, 0.7, 0.1, 3.0, 0.4), 3):
+        found[f"entmax {kind}"] = OPS.entmax_forward.default, (masked, None, None, kind, option)
+        found[f"entmax {kind}, half"] = OPS.entmax_forward.default, (x.bfloat16(), None, x > -0.5, kind, option)
+    found["temperatures"] = OPS.entmax_forward.default, (masked, 0.2 + torch.rand(3, 4), x > -0.5, 4, 0.0)
     for full in (False, True):
         setting = (torch.rand(5), -100, 0.1, "cpu", full)
         found[f"loss, {full}"] = OPS.loss_rows.default, (logits, target, COEFS, KNOTS, *setting)

@@ -21,9 +21,8 @@ from torch import Tensor, nn
 from multimax.ops import checks, dtypes, masking
 from multimax.ops.dtypes import compute_dtype
 from multimax.ops.entmax import api as entmax
+from multimax.ops.entmax import reference
 from multimax.ops.loss.api import multimax_cross_entropy
-from multimax.reweighting import reference
-from multimax.reweighting.softmax_family import lowered
 
 
 def _entropy(p: Tensor, alpha: Tensor) -> Tensor:
@@ -268,10 +267,10 @@ def evsoftmax_loss(
     checks.logits(input)
     checks.number_above("eps", eps, 0)
     dim = 0 if input.ndim == 1 else 1
-    high = reference.kept(input, dim, None, reference.at_or_above_the_mean)
+    high = reference.at_or_above_the_mean(*reference.split(input.detach(), dim, None)).movedim(-1, dim)
     wide = input.to(compute_dtype(input.dtype))
     wide = _levelled(torch.where(masking.masked(input), -torch.inf, wide), dim)
-    x = lowered(wide, high, eps)
+    x = reference.lowered(wide, high, eps)
     coefs, knots = x.new_zeros(1, 2), x.new_zeros(1, 2)
     loss = multimax_cross_entropy(
         x, target, coefs, knots, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing

@@ -7,15 +7,13 @@ import math
 import torch
 from torch import Tensor
 
-from multimax.ops import checks, dispatch, dtypes, masking
+from multimax.ops import checks, dispatch, dtypes
 from multimax.ops.dtypes import compute_dtype
-from multimax.ops.entmax.api import last
+from multimax.ops.entmax.api import of_kind
 from multimax.ops.masking import takes_part
 from multimax.ops.rows.api import IMPLEMENTATIONS
 from multimax.ops.rows.call import KINDS, RowsCall
-from multimax.reweighting import reference
 from multimax.reweighting.high_pass import unchecked_attn_scale
-from multimax.reweighting.reference import by_rows, kept
 
 
 def _plain_softmax(x: Tensor, dim: int, mask: Tensor | None, impl: str) -> Tensor:
@@ -26,15 +24,6 @@ def _plain_softmax(x: Tensor, dim: int, mask: Tensor | None, impl: str) -> Tenso
     call = RowsCall(x, coefs, knots, mask, dim, KINDS.index("multimax"))
     weights: Tensor = dispatch.choose(IMPLEMENTATIONS, impl, call).run(call)
     return weights
-
-
-def lowered(x: Tensor, high: Tensor, eps: float) -> Tensor:
-    """Scores in the compute dtype whose softmax is Ev-SoftMax's training-time form: entries that are not `high` (at or
-    above the mean) are lowered by the logarithm of (1 + eps) / eps."""
-    wide = x.to(compute_dtype(x.dtype))
-    below = wide - (math.log1p(eps) - math.log(eps))
-    masked = masking.masked(x)  # stays so, in the wider dtype
-    return torch.where(masked, -torch.inf, torch.where(high, wide, below))
 
 
 def softmax(
@@ -62,11 +51,10 @@ def softmax(
     """
     dim, mask = checks.rows(x, dim, mask)
     checks.above("temperature", temperature, 0, x, dim)
-    if isinstance(temperature, Tensor) or temperature != 1:
-        t = last(temperature, x, dim)
-        wide = compute_dtype(x.dtype)
-        scaled = by_rows(x, dim, mask, lambda z, masked: reference.cooled(z, masked, t), wide)
-        return _plain_softmax(scaled, dim, mask, impl).to(dtypes.softmax_dtype(x))
+    if isinstance(temperature, Tensor):
+        return of_kind("softmax", x, dim, mask, impl, parameter=temperature)
+    if temperature != 1:
+        return of_kind("softmax", x, dim, mask, impl, option=float(temperature))
     return _plain_softmax(x, dim, mask, impl)
 
 
@@ -100,11 +88,7 @@ def evsoftmax(x: Tensor, *, eps: float = 0.0, dim: int = -1, mask: Tensor | None
         Generative Models. NeurIPS 2021.
     """
     dim, mask = checks.rows(x, dim, mask)
-    eps = checks.finite("eps", eps)
-    high = kept(x, dim, mask, reference.at_or_above_the_mean)
-    if eps == 0:
-        return _plain_softmax(x, dim, high, impl)
-    return _plain_softmax(lowered(x, high, eps), dim, mask, impl).to(dtypes.softmax_dtype(x))
+    return of_kind("evsoftmax", x, dim, mask, impl, option=checks.finite("eps", eps))
 
 
 def topk(x: Tensor, *, k: int | float, dim: int = -1, mask: Tensor | None = None, impl: str = "auto") -> Tensor:
@@ -116,7 +100,7 @@ def topk(x: Tensor, *, k: int | float, dim: int = -1, mask: Tensor | None = None
     Args:
         x: input of any shape.
         k: how many entries to keep: an int of at least 1 (all, if there are fewer), or a float in (0, 1], the share of
-            those that take part, rounded up. Of equal entries at the edge only some are kept, to have exactly k.
+            those that take part, rounded up. Of equal entries at the edge only the first are kept, to have exactly k.
         dim: the dim along which the weights sum to 1.
         mask: True where an entry takes part.
         impl: "auto", "cpu" or "reference".
@@ -136,7 +120,7 @@ def topk(x: Tensor, *, k: int | float, dim: int = -1, mask: Tensor | None = None
     """
     dim, mask = checks.rows(x, dim, mask)
     checks.count_or_share("k", k)
-    return _plain_softmax(x, dim, kept(x, dim, mask, lambda z, masked: reference.largest(z, masked, k)), impl)
+    return of_kind("topk" if isinstance(k, int) else "topshare", x, dim, mask, impl, option=float(k))
 
 
 def attnscale(

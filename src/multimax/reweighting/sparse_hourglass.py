@@ -2,10 +2,8 @@
 
 from torch import Tensor
 
-from multimax.ops import checks, dtypes
-from multimax.ops.dtypes import compute_dtype
-from multimax.ops.entmax.api import unchecked
-from multimax.reweighting import reference
+from multimax.ops import checks
+from multimax.ops.entmax.api import of_kind
 
 
 def sparsehourglass(
@@ -40,6 +38,4 @@ def sparsehourglass(
     """
     dim, mask = checks.rows(x, dim, mask)
     checks.number_above("q", q, 0, infinite=True)
-    wide = compute_dtype(x.dtype)
-    scaled = reference.by_rows(x, dim, mask, lambda z, masked: reference.hourglass(z, masked, float(q)), wide)
-    return unchecked(scaled, 2, dim, impl=impl).to(dtypes.softmax_dtype(x))
+    return of_kind("sparsehourglass", x, dim, mask, impl, option=1 / float(q))

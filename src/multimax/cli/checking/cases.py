@@ -118,7 +118,7 @@ def small_call(room: str, device: torch.device) -> Any:
     if room == "rows":
         return RowsCall(x, zero, zero, None, 1, 0)
     if room == "entmax":
-        return EntmaxCall(x, None, 0)
+        return EntmaxCall(x, None, None, 0)
     if room == "loss":
         target = torch.zeros(2, dtype=torch.int64, device=device)
         return LossCall(x, target, zero, zero, None, -100, 0.0, "auto", False)

@@ -1,1 +1,1 @@
-"""Sparsemax, entmax15 and entmax."""
+"""Sparsemax, entmax and the other functions of the field but MultiMax: weights of rows, one after the other."""

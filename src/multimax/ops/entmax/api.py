@@ -1,4 +1,5 @@
-"""Sparsemax and entmax: check the arguments, build the call, choose the implementation, return its result."""
+"""Sparsemax and entmax, and the call of all functions of this room: check the arguments, build the call, choose the
+implementation, return its result."""
 
 import torch
 from torch import Tensor
@@ -17,21 +18,35 @@ def last(value: float | Tensor, x: Tensor, dim: int) -> Tensor:
     return t.reshape(*[1] * (x.ndim - t.ndim), *t.shape).movedim(dim, -1) if x.ndim and t.ndim else t
 
 
-def unchecked(x: Tensor, alpha: float | Tensor, dim: int, mask: Tensor | None = None, impl: str = "auto") -> Tensor:
-    """Entmax of arguments that have been checked: dim counts from the front, mask is of x's shape."""
-    if mask is not None:
-        x = torch.where(mask, x, -torch.inf)
+def of_kind(
+    kind: str,
+    x: Tensor,
+    dim: int,
+    mask: Tensor | None = None,
+    impl: str = "auto",
+    *,
+    parameter: float | Tensor | None = None,
+    option: float = 0.0,
+) -> Tensor:
+    """Weights by one of `KINDS`. Arguments have been checked: dim counts from the front, mask is of x's shape."""
     rows = x.movedim(dim, -1) if x.ndim else x[None]
-    kind, alphas = "entmax", None
-    if not isinstance(alpha, Tensor) and alpha in CLOSED:
-        kind = CLOSED[alpha]
-    else:
-        dtype = compute_dtype(x.dtype)
-        alphas = last(alpha, x, dim).to(dtype).clamp(min=1 + torch.finfo(dtype).eps)  # it may round to 1
-        alphas = alphas.expand(*rows.shape[:-1], 1)[..., 0]
-    call = EntmaxCall(rows, alphas, KINDS.index(kind))
+    if mask is not None:
+        mask = mask.movedim(dim, -1) if x.ndim else mask[None]
+    if parameter is not None:
+        parameter = last(parameter, x, dim).to(compute_dtype(x.dtype)).expand(*rows.shape[:-1], 1)[..., 0]
+    call = EntmaxCall(rows, parameter, mask, KINDS.index(kind), option)
     weights: Tensor = dispatch.choose(IMPLEMENTATIONS, impl, call).run(call)
     return weights.movedim(-1, dim) if x.ndim else weights[0]
+
+
+def unchecked(x: Tensor, alpha: float | Tensor, dim: int, mask: Tensor | None = None, impl: str = "auto") -> Tensor:
+    """Entmax of arguments that have been checked."""
+    if not isinstance(alpha, Tensor) and alpha in CLOSED:
+        return of_kind(CLOSED[alpha], x, dim, mask, impl)
+    dtype = compute_dtype(x.dtype)
+    least = 1 + torch.finfo(dtype).eps  # it may round to 1
+    alpha = alpha.to(dtype).clamp(min=least) if isinstance(alpha, Tensor) else max(alpha, least)
+    return of_kind("entmax", x, dim, mask, impl, parameter=alpha)
 
 
 def sparsemax(x: Tensor, *, dim: int = -1, mask: Tensor | None = None, impl: str = "auto") -> Tensor:

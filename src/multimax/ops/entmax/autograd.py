@@ -1,4 +1,4 @@
-"""Entmax under autograd, torch.func and vmap: over the operators, whoever implements them."""
+"""The functions of the field under autograd, torch.func and vmap: over the operators, whoever implements them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from multimax.ops.entmax import reference
-from multimax.ops.entmax.call import EntmaxBackwardCall, EntmaxCall
+from multimax.ops.entmax.call import EntmaxBackwardCall, EntmaxCall, saves_output
 from multimax.ops.operators import apply_of, front, traced
 
 
-def _formula(kind: int) -> Callable[..., Tensor]:
-    """The reference of that kind as a function of x and, for entmax, of the rows' alphas."""
-    return lambda x, alpha=None: reference.of_call(EntmaxCall(x, alpha, kind)).to(x.dtype)
+def _formula(mask: Tensor | None, kind: int, option: float) -> Callable[..., Tensor]:
+    """The reference of that kind as a function of x and, where there is one, of the rows' parameter."""
+    return lambda x, parameter=None: reference.of_call(EntmaxCall(x, parameter, mask, kind, option)).to(x.dtype)
 
 
 def _rows_front(value: Tensor | None, dim: int | None, size: int) -> Tensor | None:
@@ -23,7 +23,7 @@ def _rows_front(value: Tensor | None, dim: int | None, size: int) -> Tensor | No
 
 
 class Entmax(torch.autograd.Function):
-    """Entmax along the last dim of a contiguous x, and two numbers per row; takes the fields of an EntmaxCall."""
+    """Weights along the last dim of a contiguous x, and a few numbers per row; takes the fields of an EntmaxCall."""
 
     @staticmethod
     def forward(*args: Any) -> tuple[Tensor, Tensor]:
@@ -33,29 +33,37 @@ class Entmax(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        """Keeps the input: the output has been rounded to half precision."""
+        """Keeps the input, the rows' numbers, and the output where the backward needs it."""
         call = EntmaxCall(*inputs)
-        _, stats = output
+        weights, stats = output
         ctx.mark_non_differentiable(stats)
-        ctx.kind = call.kind
-        ctx.save_for_backward(call.x, call.alpha, stats)
+        ctx.kind, ctx.option = call.kind, call.option
+        needed = weights if saves_output(call.x, call.kind) else None
+        ctx.save_for_backward(call.x, needed, stats, call.parameter, call.mask)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-        """The gradients of x and alpha."""
+        """The gradients of x and the parameter."""
         needs: Any = EntmaxCall(*ctx.needs_input_grad)
-        x, alpha, stats = ctx.saved_tensors
-        backward = EntmaxBackward.apply if traced(grad, x, alpha) else torch.ops.multimax.entmax_backward.default
-        of_x, of_alpha = backward(grad.contiguous(), x, stats, alpha, ctx.kind, needs.alpha)
-        return of_x, of_alpha if needs.alpha else None, None
+        x, *saved, parameter, mask = ctx.saved_tensors
+        backward = EntmaxBackward.apply if traced(grad, x, parameter) else torch.ops.multimax.entmax_backward.default
+        args = (grad.contiguous(), x, *saved, parameter, mask, ctx.kind, ctx.option, needs.parameter)
+        of_x, of_parameter = backward(*args)
+        return of_x, of_parameter if needs.parameter else None, None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
         """The mapped dim is one more dim in front."""
         call, size = EntmaxCall(*args), info.batch_size
         dims: Any = EntmaxCall(*in_dims)
-        alpha = _rows_front(call.alpha, dims.alpha, size)
-        return Entmax.apply(_rows_front(call.x, dims.x, size), alpha, call.kind), (0, 0)
+        results = Entmax.apply(
+            _rows_front(call.x, dims.x, size),
+            _rows_front(call.parameter, dims.parameter, size),
+            front(call.mask, dims.mask, size),
+            call.kind,
+            call.option,
+        )
+        return results, (0, 0)
 
 
 class EntmaxBackward(torch.autograd.Function):
@@ -69,24 +77,25 @@ class EntmaxBackward(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        """Keeps what the reference needs."""
+        """Keeps what the reference needs: what the forward saved follows from it."""
         call = EntmaxBackwardCall(*inputs)
-        ctx.kind, ctx.alpha_grad = call.kind, call.alpha_grad
-        ctx.save_for_backward(call.grad, call.x, call.alpha)
+        ctx.kind, ctx.option, ctx.parameter_grad = call.kind, call.option, call.parameter_grad
+        ctx.save_for_backward(call.grad, call.x, call.parameter, call.mask)
 
     @staticmethod
-    def backward(ctx: Any, of_x: Tensor, of_alpha: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, of_x: Tensor, of_parameter: Tensor) -> tuple[Tensor | None, ...]:
         """The second derivative, by differentiating the reference twice."""
-        grad, *inputs = (t for t in ctx.saved_tensors if t is not None)
-        function = _formula(ctx.kind)
+        *saved, mask = ctx.saved_tensors
+        grad, *inputs = (t for t in saved if t is not None)
+        function = _formula(mask, ctx.kind, ctx.option)
 
         def gradients(grad: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
             results: tuple[Tensor, ...] = torch.func.vjp(function, *inputs)[1](grad)
-            return results if ctx.alpha_grad else results[:1]
+            return results if ctx.parameter_grad else results[:1]
 
         vjp = torch.func.vjp(gradients, grad, *inputs)[1]
-        grad_grad, grad_x, *grad_alpha = vjp((of_x, of_alpha) if ctx.alpha_grad else (of_x,))
-        return grad_grad, grad_x, None, *(grad_alpha or (None,)), None, None
+        grad_grad, grad_x, *grad_parameter = vjp((of_x, of_parameter) if ctx.parameter_grad else (of_x,))
+        return grad_grad, grad_x, None, None, *(grad_parameter or (None,)), None, None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int | None]]:
@@ -96,17 +105,20 @@ class EntmaxBackward(torch.autograd.Function):
         results = EntmaxBackward.apply(
             _rows_front(call.grad, dims.grad, size),
             _rows_front(call.x, dims.x, size),
+            _rows_front(call.output, dims.output, size),
             _rows_front(call.stats, dims.stats, size),
-            _rows_front(call.alpha, dims.alpha, size),
+            _rows_front(call.parameter, dims.parameter, size),
+            front(call.mask, dims.mask, size),
             call.kind,
-            call.alpha_grad,
+            call.option,
+            call.parameter_grad,
         )
-        return results, (0, 0 if call.alpha_grad else None)
+        return results, (0, 0 if call.parameter_grad else None)
 
 
 def entmax(call: EntmaxCall) -> Tensor:
-    """Entmax by the operators, with gradients where any are needed."""
-    apply = apply_of(Entmax) if traced(call.x, call.alpha) else torch.ops.multimax.entmax_forward.default
+    """The weights by the operators, with gradients where any are needed."""
+    apply = apply_of(Entmax) if traced(call.x, call.parameter) else torch.ops.multimax.entmax_forward.default
     weights, _ = apply(*call)
     result: Tensor = weights
     return result

@@ -1,4 +1,4 @@
-"""Entmax by the compiled kernels."""
+"""The functions of the field by the compiled kernels."""
 
 from torch import Tensor
 
@@ -14,5 +14,5 @@ def why_not(call: EntmaxCall) -> str | None:
 
 def run(call: EntmaxCall) -> Tensor:
     """The weights; the kernels read one row after the other."""
-    alpha = None if call.alpha is None else call.alpha.contiguous()
-    return entmax(EntmaxCall(call.x.contiguous(), alpha, call.kind))
+    parameter = None if call.parameter is None else call.parameter.contiguous()
+    return entmax(call._replace(x=call.x.contiguous(), parameter=parameter))

@@ -1,4 +1,4 @@
-"""The formulas of entmax, on any device and in any dtype: the oracle for the kernels.
+"""The formulas of the functions of the field, on any device and in any dtype: the oracle for the kernels.
 
 Differentiable twice. Arguments are not checked here; `api` checks them.
 
@@ -142,13 +142,86 @@ def entmax(z: Tensor, masked: Tensor, alpha: Tensor) -> Tensor:
     return _power(u, masked, tau, alpha)[0]
 
 
+def hourglass(z: Tensor, masked: Tensor, inverse_q: float) -> Tensor:
+    """What Sparsehourglass projects on the simplex: z (1 + K q) / (|sum z| + K q) (Laha et al. 2018).
+
+    Divided by q throughout: q to infinity, sparsemax, is a number like any other. K counts the entries that take part.
+    """
+    taking_part = torch.where(masked, 0.0, z)
+    count = (~masked).sum(-1, keepdim=True).to(z.dtype)
+    factor = (inverse_q + count) / (taking_part.sum(-1, keepdim=True).abs() * inverse_q + count)
+    return torch.where(masked, -torch.inf, taking_part * factor)
+
+
+def softmax(z: Tensor, masked: Tensor) -> Tensor:
+    """exp(z) / sum exp(z) of what is not masked."""
+    # a row without entries still gets a softmax, to avoid NaN, and is zeroed with the rest
+    scores = torch.where(masked & ~masked.all(-1, keepdim=True), -torch.inf, torch.where(masked, 0.0, z))
+    return torch.where(masked, 0.0, torch.softmax(scores, -1))
+
+
+def cooled(z: Tensor, masked: Tensor, temperature: Tensor) -> Tensor:
+    """z / temperature up to a constant in each row. Numbers that overflow stay finite."""
+    u = torch.where(masked, 0.0, from_the_largest(z, masked))  # -inf times a gradient of 0 would be NaN
+    limits = torch.finfo(u.dtype)
+    return (u / temperature.to(u.dtype).clamp(min=limits.tiny)).clamp(min=limits.min / 4)
+
+
+def at_or_above_the_mean(z: Tensor, masked: Tensor) -> Tensor:
+    """Which entries Ev-SoftMax keeps (Chen, Itkina, Senanayake and Kochenderfer 2021).
+
+    The mean is taken of z - max z: rounding cannot lift the mean of numbers that are never positive above all of them.
+    """
+    with torch.no_grad():
+        u = from_the_largest(z, masked)
+        count = (~masked).sum(-1, keepdim=True)
+        return ~(u < torch.where(masked, 0.0, u).sum(-1, keepdim=True) / count) & ~masked
+
+
+def lowered(z: Tensor, high: Tensor, eps: float) -> Tensor:
+    """Scores whose softmax is Ev-SoftMax's training-time form: entries that are not `high` (at or above the mean) are
+    lowered by the logarithm of (1 + eps) / eps."""
+    return torch.where(high, z, z - (math.log1p(eps) - math.log(eps)))
+
+
+def largest(z: Tensor, masked: Tensor, k: float, share: bool) -> Tensor:
+    """The k largest entries, or that share of those that take part, rounded up; of equal ones the first: k remain."""
+    length = z.shape[-1]
+    if length == 0:
+        return ~masked
+    with torch.no_grad():
+        z = torch.where(masked, -torch.inf, z)
+        # a share of 0.07 of 100 entries is 7, however the product rounds
+        most = min(max(math.ceil(k * length - 1e-9), 1) if share else int(k), length)
+        ranked = z.topk(most, -1).values  # NaN first
+        size = torch.full_like(ranked[..., :1], most, dtype=torch.int64)
+        if share:
+            size = torch.ceil(k * (~masked).sum(-1, keepdim=True).double() - 1e-9).long().clamp(min=1)
+        least = ranked.gather(-1, size - 1)
+        above, equal = z > least, z == least
+        kept = above | (equal & (equal.cumsum(-1) <= size - above.sum(-1, keepdim=True)))
+        # a row with a NaN or an infinity is kept whole, and propagates it
+        return (kept | ~(z < torch.inf).all(-1, keepdim=True)) & ~masked
+
+
 def of_call(call: EntmaxCall) -> Tensor:
     """The weights of a call, in the compute dtype."""
-    z, masked = split(call.x, -1, None)
-    if KINDS[call.kind] == "entmax":
-        assert call.alpha is not None
-        return entmax(z, masked, call.alpha.unsqueeze(-1))
-    return (sparsemax if KINDS[call.kind] == "sparsemax" else entmax15)(z, masked)
+    z, masked = split(call.x, -1, call.mask)
+    kind, option = KINDS[call.kind], call.option
+    if kind == "entmax":
+        assert call.parameter is not None
+        return entmax(z, masked, call.parameter.unsqueeze(-1))
+    if kind == "entmax15":
+        return entmax15(z, masked)
+    if kind in ("sparsemax", "sparsehourglass"):
+        return sparsemax(z if kind == "sparsemax" else hourglass(z, masked, option), masked)
+    if kind == "softmax":
+        t = z.new_tensor(option) if call.parameter is None else call.parameter.unsqueeze(-1)
+        return softmax(cooled(z, masked, t), masked)
+    if kind == "evsoftmax":
+        high = at_or_above_the_mean(z, masked)
+        return softmax(lowered(z, high, option), masked) if option > 0 else softmax(z, ~high)
+    return softmax(z, ~largest(z, masked, option, kind == "topshare"))
 
 
 def why_not(call: EntmaxCall) -> str | None:

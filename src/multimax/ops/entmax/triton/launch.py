@@ -52,12 +52,13 @@ def _beside(t: Tensor, x: Tensor, each: int, name: str) -> None:
 
 def _check_call(call: EntmaxCall | EntmaxBackwardCall) -> None:
     x = call.x
-    _check(0 <= call.kind < len(KINDS), f"unknown kind {call.kind}")
+    _check(0 <= call.kind < 3, f"unknown kind {call.kind}")
+    _check(call.mask is None, "expected -inf instead of a mask")
     _check(x.is_floating_point(), f"expected an input of floating point, got {x.dtype}")
     _check(x.ndim >= 1 and x.is_contiguous(), "expected a contiguous input of at least one dim")
-    _check((call.alpha is not None) == (KINDS[call.kind] == "entmax"), "alpha does not fit the kind")
-    if call.alpha is not None:
-        _beside(call.alpha, x, 1, "alpha")
+    _check((call.parameter is not None) == (KINDS[call.kind] == "entmax"), "the parameter does not fit the kind")
+    if call.parameter is not None:
+        _beside(call.parameter, x, 1, "the parameter")
 
 
 def _launch(kernel: Any, call: EntmaxCall | EntmaxBackwardCall, *tensors: Tensor | None, **options: bool) -> None:
@@ -88,22 +89,22 @@ def forward(*args: Any) -> tuple[Tensor, Tensor]:
     call = EntmaxCall(*args)
     _check_call(call)
     y, stats = fake_forward(*call)
-    _launch(kernels.forward, call, call.x, call.alpha, y, stats)
+    _launch(kernels.forward, call, call.x, call.parameter, y, stats)
     return y, stats if call.x.numel() else stats.zero_()
 
 
 def backward(*args: Any) -> tuple[Tensor, Tensor]:
     """multimax::entmax_backward."""
     call = EntmaxBackwardCall(*args)
-    x, grad, alpha = call.x, call.grad, call.alpha
+    x, grad, alpha = call.x, call.grad, call.parameter
     _check_call(call)
     _beside(call.stats, x, 2, "stats")
     fits = grad.numel() == x.numel() and grad.is_contiguous() and grad.dtype == x.dtype
     _check(fits, "grad does not fit the input")
-    _check(not call.alpha_grad or alpha is not None, "there is no alpha to give a gradient to")
+    _check(not call.parameter_grad or alpha is not None, "there is no parameter to give a gradient to")
     out = torch.empty_like(x)
-    of_alpha = torch.empty_like(alpha) if alpha is not None and call.alpha_grad else None
-    _launch(kernels.backward, call, grad, x, call.stats, alpha, out, of_alpha, WITH_ALPHA=call.alpha_grad)
+    of_alpha = torch.empty_like(alpha) if alpha is not None and call.parameter_grad else None
+    _launch(kernels.backward, call, grad, x, call.stats, alpha, out, of_alpha, WITH_ALPHA=call.parameter_grad)
     if of_alpha is None:
         return out, x.new_empty(0, dtype=dtypes.compute_dtype(x.dtype))
     return out, of_alpha if x.numel() else of_alpha.zero_()
