@@ -440,6 +440,7 @@ BIASES = {"none": None, "all": (1, 2, 300, 350), "keys": (1, 1, 1, 350), "querie
 
 
 @needs_kernels
+@pytest.mark.skipif(INTERPRETED, reason="about threads of the CPU's kernels")
 @pytest.mark.parametrize("bias", BIASES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"window": (100, 20)}], ids=str)
