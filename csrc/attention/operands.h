@@ -7,7 +7,7 @@
 
 #include "attention/attention.h"
 #include "attention/product.h"
-#include "simd/memory.h"
+#include "simd/transpose.h"
 
 namespace multimax::MULTIMAX_ISA {
 namespace {
@@ -46,42 +46,6 @@ inline void lost_row(T* to, const T* rounded, const float* from, int64_t n, V fa
   int left = static_cast<int>(n - i);
   if (left) M::store(to + i, S::load(from + i) * factor - M::load(rounded + i, left), left);
 }
-
-#if defined(__AVX512F__)
-// 16 x 16, in four rounds of exchanges
-inline void transpose_block(float* to, int64_t to_row, const float* from, int64_t from_row) {
-  __m512 r[16], t[16];
-  for (int i = 0; i < 16; ++i) r[i] = _mm512_loadu_ps(from + i * from_row);
-  for (int i = 0; i < 16; i += 2) {
-    t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
-    t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
-  }
-  for (int i = 0; i < 16; i += 4) {
-    r[i] = _mm512_shuffle_ps(t[i], t[i + 2], 0x44);
-    r[i + 1] = _mm512_shuffle_ps(t[i], t[i + 2], 0xee);
-    r[i + 2] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0x44);
-    r[i + 3] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0xee);
-  }
-  for (int i = 0; i < 4; ++i) {
-    t[i] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0x88);
-    t[i + 4] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0xdd);
-    t[i + 8] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0x88);
-    t[i + 12] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0xdd);
-  }
-  for (int i = 0; i < 4; ++i) {
-    _mm512_storeu_ps(to + i * to_row, _mm512_shuffle_f32x4(t[i], t[i + 8], 0x88));
-    _mm512_storeu_ps(to + (i + 8) * to_row, _mm512_shuffle_f32x4(t[i], t[i + 8], 0xdd));
-    _mm512_storeu_ps(to + (i + 4) * to_row, _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0x88));
-    _mm512_storeu_ps(to + (i + 12) * to_row, _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0xdd));
-  }
-}
-#else
-inline void transpose_block(float* to, int64_t to_row, const float* from, int64_t from_row) {
-  for (int i = 0; i < 16; ++i) {
-    for (int j = 0; j < 16; ++j) to[i * to_row + j] = from[j * from_row + i];
-  }
-}
-#endif
 
 // Where in (B, H, L, D) some rows begin.
 struct Place {

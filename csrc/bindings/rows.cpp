@@ -74,26 +74,32 @@ class Plan {
     if (grad) bind(job.grad, *grad, dim, ndim);
     if (mask) bind(job.mask, *mask, dim, ndim);
 
-    // Rows whose entries lie apart, next to neighbours that lie side by side, are taken a vector's width at once.
+    // A vector's width of neighbouring rows at once: where entries lie apart and those of the neighbours side by side,
+    // or where rows are so short that what has to be done once for each would count most.
     job.lanes = 1;
+    auto as_lanes = [&](size_t a) {
+      const Axis axis = axes[a];
+      job.columns = true;
+      job.lanes = axis.size;
+      job.x.lane_stride = axis.x;
+      job.out.lane_stride = axis.out;
+      job.grad.lane_stride = axis.grad;
+      job.mask.lane_stride = axis.mask;
+      job.y.lane_stride = axis.y;
+      job.stats.lane_stride = axis.stats;
+      axes.erase(axes.begin() + static_cast<std::ptrdiff_t>(a));
+    };
     if (job.length > 1 && job.x.length_stride != 1) {
-      for (size_t a = 0; a < axes.size(); ++a) {
+      for (size_t a = 0; a < axes.size() && !job.columns; ++a) {
         const Axis& axis = axes[a];
-        if (axis.size > 1 && axis.x == 1 && axis.out == 1 && axis.set == 0) {
-          job.columns = true;
-          job.lanes = axis.size;
-          job.x.lane_stride = axis.x;
-          job.out.lane_stride = axis.out;
-          job.grad.lane_stride = axis.grad;
-          job.mask.lane_stride = axis.mask;
-          job.y.lane_stride = axis.y;
-          job.stats.lane_stride = axis.stats;
-          axes.erase(axes.begin() + static_cast<std::ptrdiff_t>(a));
-          break;
-        }
+        if (axis.size > 1 && axis.x == 1 && axis.out == 1 && axis.set == 0) as_lanes(a);
       }
     }
     merge(axes);
+    if (!job.columns && job.length > 1 && job.length <= kernels.short_length && !axes.empty() &&
+        axes.back().size >= kernels.width && axes.back().set == 0) {
+      as_lanes(axes.size() - 1);
+    }
     job.axes = static_cast<int>(axes.size());
     for (size_t a = 0; a < axes.size(); ++a) {
       job.sizes[a] = axes[a].size;

@@ -109,6 +109,8 @@ void gradients(const Tile* tiles, const RowStats* stats, int rows, const Params<
           t, begin, end, MULTIMAX_EACH {
             constexpr bool test = Masked || same<decltype(part), Part>;
             V x = x_.load(i, part);
+            fetch_ahead(x_.data + i * x_.step);
+            fetch_ahead<true>(out.data + i * out.step);
             [[maybe_unused]] auto off = masked(x, floor, part);
             if constexpr (test) x = S::zero_if(off, x);  // 0 * inf would be NaN
             V ds = grad.load(i, part);

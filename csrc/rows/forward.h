@@ -23,6 +23,7 @@ void modulate(const Tile* tiles, int rows, int64_t begin, int64_t end, const Par
     each(
         t, begin, end, MULTIMAX_EACH {
           V x = x_.load(i, part);
+          fetch_ahead(x_.data + i * x_.step);
           Mask off = masked(x, floor, part);
           V s = S::select(off, lowest(), sigma(f, x));
           none = S::both(none, off);
@@ -80,6 +81,7 @@ struct Forward {
     each(
         t, begin, end, MULTIMAX_EACH {
           V s = work.load(i, part);
+          fetch_ahead<true>(out.data + i * out.step);
           out.store(i, kind == Kind::multimax ? s * norm : (s - top) - norm, part);
         });
     if (S::any(S::nan(norm))) {  // a NaN in the row: entries that are masked stay so all the same

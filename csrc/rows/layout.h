@@ -3,6 +3,7 @@
 
 #include "rows/item.h"
 #include "simd/scratch.h"
+#include "simd/transpose.h"
 
 namespace multimax::MULTIMAX_ISA {
 namespace {
@@ -98,7 +99,9 @@ __attribute__((noinline)) void gather(const RowJob& job, const Position& at, con
     return;
   }
   int64_t step = job.columns ? S::width : 1;
-  if (job.columns) {
+  if (job.columns && operand.length_stride == 1 && lanes == S::width) {
+    Columns<T, S::width>::of_rows(buffer, from, operand.lane_stride, job.length);
+  } else if (job.columns) {
     for (int64_t i = 0; i < job.length; ++i) {
       copy(buffer + i * step, 1, from + i * operand.length_stride, operand.lane_stride, lanes);
     }
@@ -160,6 +163,9 @@ MULTIMAX_INLINE void lay_out(const RowJob& job, const Position& at, const Scratc
 inline void deliver(const RowJob& job, const Tile& t) {
   if (t.out.data == t.home) return;
   if (!job.columns) return copy(t.home, job.out.length_stride, t.out.data, 1, job.length);
+  if (job.out.length_stride == 1 && t.full) {
+    return Columns<T, S::width>::to_rows(t.home, job.out.lane_stride, t.out.data, job.length);
+  }
   for (int64_t i = 0; i < job.length; ++i) {
     copy(t.home + i * job.out.length_stride, job.out.lane_stride, t.out.data + i * S::width, 1,
          t.full ? S::width : t.part);

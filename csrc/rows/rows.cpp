@@ -70,10 +70,13 @@ void backward(const RowJob& job, int64_t first, int64_t last, void* memory) {
                  ParamSums<S>& param_sums) { passes.run(tiles, rows, params, slopes, param_sums); });
 }
 
+// measured: 48 floats and 96 of half precision where blocks are exchanged in registers
+constexpr int64_t short_length = Columns<T, S::width>::in_registers ? 192 / sizeof(T) : S::width;
+
 int64_t scratch_bytes(const RowJob& job) { return Scratch(job, nullptr).bytes; }
 
 }  // namespace
 
-const RowKernels MULTIMAX_OF_DTYPE(row_kernels) = {S::width, scratch_bytes, forward, backward};
+const RowKernels MULTIMAX_OF_DTYPE(row_kernels) = {S::width, short_length, scratch_bytes, forward, backward};
 
 }  // namespace multimax::MULTIMAX_ISA

@@ -55,6 +55,7 @@ struct RowJob {
 // The kernels of one instruction set and dtype.
 struct RowKernels {
   int64_t width;                            // lanes of a vector
+  int64_t short_length;                     // rows of up to this length are quicker as columns, if copied
   int64_t (*scratch_bytes)(const RowJob&);  // that one thread needs, aligned to 64
   void (*forward)(const RowJob&, int64_t first_block, int64_t last_block, void* scratch);
   void (*backward)(const RowJob&, int64_t first_block, int64_t last_block, void* scratch);

@@ -96,6 +96,12 @@ inline void narrow(float a, f16& out) {
 #endif
 }
 
+// For what lies one after the other: the machine's own prefetching ends with each page of 4096 bytes; this goes on.
+template <bool to_write = false>
+MULTIMAX_INLINE void fetch_ahead(const void* p) {
+  __builtin_prefetch(static_cast<const char*>(p) + 4096, to_write);
+}
+
 // Which of a vector's lanes there are: all of them, or the first n.
 struct Whole {};
 struct Part {
