@@ -11,6 +11,7 @@
 
 #include "attention/plan.h"
 #include "attention/tile.h"
+#include "rows/rows.h"
 
 namespace multimax {
 namespace {
@@ -132,6 +133,31 @@ const Case cases[] = {
     {"(1, 8, 1, 64), 32768 keys", 1, 8, 1, 32768, false},
 };
 
+// Rows: torch gives each thread as many blocks as the others, one after the other.
+struct RowsCase {
+  const char* name;
+  int64_t rows, length;
+
+  double share(int64_t n, int64_t& items) const {
+    RowKernels kernels{};  // of float32 with AVX-512
+    kernels.width = 16, kernels.short_length = 48, kernels.stretch = 512;
+    RowJob job{};
+    job.length = length;
+    job.columns = length <= kernels.short_length;
+    job.items = job.run_items = job.columns ? ceil_div(rows, kernels.width) : rows;
+    divide(job, kernels);
+    items = job.blocks();
+    const double block = static_cast<double>(job.stretches > 1 ? job.stretch : job.block_items * length);
+    const double total = static_cast<double>(job.columns ? job.items * length : rows * length);
+    constexpr int64_t grain = 2;
+    const int64_t workers = std::min(n, ceil_div(items, grain));
+    return static_cast<double>(ceil_div(items, workers)) * block * static_cast<double>(n) / total;
+  }
+};
+
+const RowsCase rows_cases[] = {
+    {"(1, 10000000)", 1, 10000000}, {"(1000000, 16)", 1000000, 16}, {"(8192, 1000)", 8192, 1000}};
+
 template <class F>
 void row(const std::string& name, F share) {
   std::printf("| %s |", name.c_str());
@@ -155,5 +181,8 @@ int main() {
     row("attention forward " + std::string(c.name), [&](int64_t n, int64_t& items) { return c.forward(n, items); });
     if (c.queries == 1) continue;
     row("attention backward " + std::string(c.name), [&](int64_t n, int64_t& items) { return c.backward(n, items); });
+  }
+  for (const RowsCase& c : rows_cases) {
+    row("rows " + std::string(c.name), [&](int64_t n, int64_t& items) { return c.share(n, items); });
   }
 }

@@ -120,18 +120,33 @@ class Plan {
     job.items = lane_items;
     for (const Axis& axis : axes) job.items *= axis.size;
     if (rows == 0 || job.length == 0) job.items = 0;
-    // large enough that finishing a block's sums costs nothing, small enough to share evenly
-    constexpr int64_t block_entries = 16384;
-    int64_t item_entries = std::max<int64_t>(job.length * width, 1);
-    job.block_items = std::max<int64_t>(block_entries / item_entries, 1);
-    job.run_blocks = (job.run_items + job.block_items - 1) / job.block_items;
+    divide(job, kernels);
   }
 
   void run(const RowKernels& kernels, bool backward) {
-    auto kernel = backward ? kernels.backward : kernels.forward;
+    const RowPass& pass = backward ? kernels.backward : kernels.forward;
+    const int64_t scratch_bytes = kernels.scratch_bytes(job);
     constexpr int64_t grain = 2;  // blocks: as much work as torch gives a thread at least
-    share(job.blocks(), grain, kernels.scratch_bytes(job),
-          [&](int64_t first, int64_t last, void* scratch) { kernel(job, first, last, scratch); });
+    auto step = [&](auto kernel) {
+      share(job.blocks(), grain, scratch_bytes,
+            [&](int64_t first, int64_t last, void* scratch) { kernel(job, first, last, scratch); });
+    };
+    if (job.stretches == 1) return step(pass.whole);
+    const Scratch of_blocks(job.blocks() * kernels.block_bytes), of_items(job.items * kernels.item_bytes);
+    job.of_blocks = of_blocks.get();
+    job.of_items = of_items.get();
+    if (job.items >= 2 * torch::stable::get_num_threads()) {  // the second look finds a row in the cache
+      return share(job.items, 1, scratch_bytes, [&](int64_t first, int64_t last, void* scratch) {
+        for (int64_t item = first; item < last; ++item) {
+          pass.measure(job, item * job.stretches, (item + 1) * job.stretches, scratch);
+          pass.join(job, item, item + 1);
+          pass.finish(job, item * job.stretches, (item + 1) * job.stretches, scratch);
+        }
+      });
+    }
+    step(pass.measure);
+    pass.join(job, 0, job.items);
+    step(pass.finish);
   }
 
   void want_sums() {

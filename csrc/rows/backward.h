@@ -30,10 +30,10 @@ inline void recall(const Tile& t, RowStats& stats) {
 }
 
 // multimax: the sum of grad p, p being the forward's weights; where they have to be found again, their numerators are
-// left in work. log_multimax: the sum of grad. What is masked has no part in it, whatever its grad; a weight of 0
-// takes care of that except, unless Careful, where grad is not finite. Tells also whether a row may have masked
-// entries.
-template <int N, Kind kind, bool Careful>
+// left in work, unless the next pass finds them Again. log_multimax: the sum of grad. What
+// is masked has no part in it, whatever its grad; a weight of 0 takes care of that except, unless Careful, where grad
+// is not finite. Tells also whether a row may have masked entries.
+template <int N, Kind kind, bool Careful, bool Again>
 MULTIMAX_INLINE void dot_of_row(const Tile& t, const Vectors<S, N>& of_params, RowStats& stats) {
   const auto x_ = t.x, y_ = t.y, grad = t.grad;
   const auto work = t.work;
@@ -60,7 +60,7 @@ MULTIMAX_INLINE void dot_of_row(const Tile& t, const Vectors<S, N>& of_params, R
             if constexpr (Careful || kind == Kind::log_multimax) g = S::zero_if(off, g);
             if constexpr (kind == Kind::multimax) {
               V e = exp<S>(S::select(off, lowest(), sigma(f, x) - top));
-              work.store(i, e, part);
+              if constexpr (!Again) work.store(i, e, part);
               g = g * e;
             }
           }
@@ -78,17 +78,17 @@ MULTIMAX_INLINE void dot_of_row(const Tile& t, const Vectors<S, N>& of_params, R
   if constexpr (kind == Kind::multimax && !has_y) stats.dot = stats.dot * stats.norm;
 }
 
-template <int N, Kind kind, bool Careful>
+template <int N, Kind kind, bool Careful, bool Again>
 void dot(const Tile* tiles, int rows, const Params<C>& params, RowStats* stats) {
   const Vectors<S, N> f(params);
   for (int r = 0; r < rows; ++r) {
     if (!has_y && !Careful) recall(tiles[r], stats[r]);
-    dot_of_row<N, kind, Careful>(tiles[r], f, stats[r]);
+    dot_of_row<N, kind, Careful, Again>(tiles[r], f, stats[r]);
   }
 }
 
 // All rows of a batch in one go: parameters and sums stay in registers. slopes: as sigma_backward wants them.
-template <int N, Kind kind, bool WithParams, bool Masked>
+template <int N, Kind kind, bool WithParams, bool Masked, bool Again>
 void gradients(const Tile* tiles, const RowStats* stats, int rows, const Params<C>& params,
                const Params<C>& slope_params, ParamSums<S>& param_sums) {
   const Vectors<S, N> f(params), slopes(slope_params);
@@ -116,6 +116,8 @@ void gradients(const Tile* tiles, const RowStats* stats, int rows, const Params<
             V ds = grad.load(i, part);
             if constexpr (kind == Kind::multimax && has_y) {
               ds = y_.load(i, part) * (ds - dot);
+            } else if constexpr (kind == Kind::multimax && Again) {
+              ds = exp<S>(sigma(f, x) - top) * (ds * norm - dot_norm);
             } else if constexpr (kind == Kind::multimax) {
               ds = work.load(i, part) * (ds * norm - dot_norm);
             } else if constexpr (kind == Kind::log_multimax) {
@@ -144,33 +146,49 @@ void gradients(const Tile* tiles, const RowStats* stats, int rows, const Params<
 
 // The passes for one kind and order, with or without the parameters' sums.
 struct Backward {
-  decltype(&dot<0, Kind::multimax, false>) dot, careful_dot;  // null for modulate
-  decltype(&gradients<0, Kind::multimax, false, false>) gradients, masked_gradients;
+  decltype(&dot<0, Kind::multimax, false, false>) dot, careful_dot;  // null for modulate
+  decltype(&gradients<0, Kind::multimax, false, false, false>) gradients, masked_gradients;
 
-  void run(const Tile* tiles, int rows, const Params<C>& params, const Params<C>& slopes,
-           ParamSums<S>& param_sums) const {
-    RowStats stats[batch_rows];
-    bool may_be_masked = dot == nullptr;
-    if (dot != nullptr) {
-      dot(tiles, rows, params, stats);
-      for (int r = 0; r < rows; ++r) {
-        if (S::any(S::nan(stats[r].dot - stats[r].dot))) careful_dot(tiles + r, 1, params, stats + r);
-        may_be_masked |= stats[r].may_be_masked;
-      }
+  void measure(const Tile* tiles, int rows, const Params<C>& params, RowStats* stats) const {
+    for (int r = 0; r < rows; ++r) stats[r].may_be_masked = dot == nullptr;
+    if (dot == nullptr) return;
+    dot(tiles, rows, params, stats);
+    for (int r = 0; r < rows; ++r) {
+      if (S::any(S::nan(stats[r].dot - stats[r].dot))) careful_dot(tiles + r, 1, params, stats + r);
     }
+  }
+
+  // Of the stretches of a long row
+  static RowStats join(const RowStats* found, int64_t stretches) {
+    RowStats row = found[0];
+    double dots[S::width] = {};
+    for (int64_t i = 0; i < stretches; ++i) {
+      S::add_to(dots, found[i].dot);
+      row.may_be_masked |= found[i].may_be_masked;
+    }
+    C lanes[S::width];
+    for (int i = 0; i < S::width; ++i) lanes[i] = static_cast<C>(dots[i]);
+    row.dot = S::load(lanes);
+    return row;
+  }
+
+  void finish(const Tile* tiles, int rows, const Params<C>& params, const Params<C>& slopes, const RowStats* stats,
+              ParamSums<S>& param_sums) const {
+    bool may_be_masked = false;
+    for (int r = 0; r < rows; ++r) may_be_masked |= stats[r].may_be_masked;
     (may_be_masked ? masked_gradients : gradients)(tiles, stats, rows, params, slopes, param_sums);
   }
 };
 
-template <Kind kind, int N, bool WithParams>
+template <Kind kind, int N, bool WithParams, bool Again>
 Backward backward_of() {
-  constexpr auto masked_gradients = gradients<N, kind, WithParams, true>;
+  constexpr auto masked_gradients = gradients<N, kind, WithParams, true, Again>;
   if constexpr (kind == Kind::modulate) {
     return {nullptr, nullptr, masked_gradients, masked_gradients};
   } else {
     constexpr int dot_order = kind == Kind::multimax && !has_y ? N : 0;  // else sigma has no part in it
-    return {dot<dot_order, kind, false>, dot<dot_order, kind, true>, gradients<N, kind, WithParams, false>,
-            masked_gradients};
+    return {dot<dot_order, kind, false, Again>, dot<dot_order, kind, true, Again>,
+            Again ? masked_gradients : gradients<N, kind, WithParams, false, Again>, masked_gradients};
   }
 }
 

@@ -11,7 +11,7 @@ namespace {
 // For each row of a batch: work = sigma(x), -inf where masked; each lane's maximum; which lanes hold nothing but masked
 // entries
 template <int N>
-void modulate(const Tile* tiles, int rows, int64_t begin, int64_t end, const Params<C>& params, V* tops, Mask* empty) {
+void modulate(const Tile* tiles, int rows, const Params<C>& params, V* tops, Mask* empty) {
   const Vectors<S, N> f(params);
   const V floor = S::set(masked_floor<T>);
   for (int r = 0; r < rows; ++r) {
@@ -21,7 +21,7 @@ void modulate(const Tile* tiles, int rows, int64_t begin, int64_t end, const Par
     V m = lowest();
     Mask none = S::first(S::width);
     each(
-        t, begin, end, MULTIMAX_EACH {
+        t, 0, t.vectors(), MULTIMAX_EACH {
           V x = x_.load(i, part);
           fetch_ahead(x_.data + i * x_.step);
           Mask off = masked(x, floor, part);
@@ -48,45 +48,77 @@ void modulate_only(const Tile& t, const Params<C>& params) {
       });
 }
 
+// The weights from x, once a row's largest sigma and its norm are known
+template <Kind kind, int N>
+void weigh(const Tile& t, const Params<C>& params, V top, V norm) {
+  const auto x_ = t.x, out = t.out;
+  const Vectors<S, N> f(params);
+  const V floor = S::set(masked_floor<T>);
+  const V off_value = kind == Kind::multimax ? V{} : lowest();
+  each(
+      t, 0, t.vectors(), MULTIMAX_EACH {
+        V x = x_.load(i, part);
+        fetch_ahead(x_.data + i * x_.step);
+        fetch_ahead<true>(out.data + i * out.step);
+        V s = sigma(f, x) - top;
+        V y = kind == Kind::multimax ? exp<S>(s) * norm : s - norm;
+        out.store(i, S::select(masked(x, floor, part), off_value, y), part);
+      });
+}
+
+// Of a stretch of a long row, segment by segment: the largest sigma, the sum of exp(sigma - that), and which lanes hold
+// nothing but masked entries.
+struct Measured {
+  V tops[stretch_segments], totals[stretch_segments];
+  Mask none[stretch_segments];
+};
+
+// Of a whole row: the largest sigma and the norm.
+struct Joined {
+  V top, norm;
+};
+
 // multimax and log_multimax
 template <Kind kind>
 struct Forward {
   const Params<C>& params;
   decltype(&modulate<0>) modulate;  // of the order at hand
+  decltype(&weigh<kind, 0>) weigh;
 
   static V finite(V top) { return S::select(S::le(top, lowest()), V{}, top); }
 
-  // each lane's sum of exp(work - base), and, for multimax, work = that exp
-  static void exponentiate(const Tile& t, int64_t begin, int64_t end, V base, V& total) {
+  // each lane's sum of exp(work - base), and, for multimax and if that is kept, work = that exp
+  template <bool Keep = true>
+  static void exponentiate(const Tile& t, V base, V& total) {
     const auto work = t.work;
     total = V{};
-    for (; begin < end; begin += sum_every) {
+    for (int64_t begin = 0; begin < t.vectors(); begin += sum_every) {
       V sum{};
       each(
-          t, begin, min(begin + sum_every, end), MULTIMAX_EACH {
+          t, begin, min(begin + sum_every, t.vectors()), MULTIMAX_EACH {
             V s = work.load(i, part) - base;
             if constexpr (same<decltype(part), Part>) s = S::select(S::first(part.n), s, lowest());
             V e = exp<S>(s);
             sum = sum + e;
-            if constexpr (kind == Kind::multimax) work.store(i, e, part);
+            if constexpr (kind == Kind::multimax && Keep) work.store(i, e, part);
           });
       total = total + sum;
     }
   }
 
   // multimax: out = work * norm; log_multimax: out = (work - top) - norm
-  static void normalise(const Tile& t, int64_t begin, int64_t end, V top, V norm) {
+  static void normalise(const Tile& t, V top, V norm) {
     const auto work = t.work;
     const auto out = t.out;
     each(
-        t, begin, end, MULTIMAX_EACH {
+        t, 0, t.vectors(), MULTIMAX_EACH {
           V s = work.load(i, part);
           fetch_ahead<true>(out.data + i * out.step);
           out.store(i, kind == Kind::multimax ? s * norm : (s - top) - norm, part);
         });
     if (S::any(S::nan(norm))) {  // a NaN in the row: entries that are masked stay so all the same
       each(
-          t, begin, end, MULTIMAX_EACH {
+          t, 0, t.vectors(), MULTIMAX_EACH {
             Mask off = masked(t.x.load(i, part), S::set(masked_floor<T>), part);
             V off_value = kind == Kind::multimax ? V{} : lowest();
             t.out.store(i, S::select(off, off_value, t.out.load(i, part)), part);
@@ -122,57 +154,88 @@ struct Forward {
     const bool columns = tiles[0].columns;
     V top[batch_rows], total[batch_rows];
     Mask empty[batch_rows];
-    modulate(tiles, rows, 0, tiles[0].vectors(), params, top, empty);
+    modulate(tiles, rows, params, top, empty);
     for (int r = 0; r < rows; ++r) {
       if (!columns) top[r] = S::set(S::max(top[r]));
       top[r] = finite(top[r]);
     }
-    for (int r = 0; r < rows; ++r) exponentiate(tiles[r], 0, tiles[r].vectors(), top[r], total[r]);
+    for (int r = 0; r < rows; ++r) exponentiate(tiles[r], top[r], total[r]);
     for (int r = 0; r < rows; ++r) {
       if (!columns) total[r] = S::set(S::sum(total[r]));
       if (!columns && !S::all(empty[r])) empty[r] = Mask{};
       total[r] = norm_of(total[r], empty[r]);
       keep(tiles[r], top[r], total[r]);
     }
-    for (int r = 0; r < rows; ++r) normalise(tiles[r], 0, tiles[r].vectors(), top[r], total[r]);
+    for (int r = 0; r < rows; ++r) normalise(tiles[r], top[r], total[r]);
   }
 
-  void long_row(const Tile& t, V* segment_tops) const {
+  // The three steps of a long row. A stretch is at most stretch_segments segments.
+
+  void measure(const Tile& stretch, Measured& found) const {
+    for (int64_t k = 0; k < stretch_segments; ++k) {
+      const int64_t begin = k * segment, end = min(begin + segment, stretch.vectors());
+      found.tops[k] = lowest();
+      found.totals[k] = V{};
+      found.none[k] = S::first(S::width);
+      if (begin >= end) continue;
+      const Tile t = slice(stretch, begin, end);
+      V top, total;
+      modulate(&t, 1, params, &top, &found.none[k]);
+      if (!t.columns) top = S::set(S::max(top));
+      t.keeps_work ? exponentiate(t, finite(top), total) : exponentiate<false>(t, finite(top), total);
+      if (!t.columns) total = S::set(S::sum(total));
+      found.tops[k] = top;
+      found.totals[k] = total;
+    }
+  }
+
+  static Joined join(const Measured* found, int64_t stretches, bool columns) {
     V top = lowest(), total{};
     Mask empty = S::first(S::width);
-    for (int64_t begin = 0; begin < t.vectors(); begin += segment) {
-      int64_t end = min(begin + segment, t.vectors());
-      V m, sum;
-      Mask none;
-      modulate(&t, 1, begin, end, params, &m, &none);
-      if (!t.columns) m = S::set(S::max(m));
-      exponentiate(t, begin, end, finite(m), sum);
-      if (!t.columns) sum = S::set(S::sum(sum));
-      segment_tops[begin / segment] = m;
-      V higher = S::max(m, top);
-      total = total * exp<S>(top - finite(higher)) + sum * exp<S>(m - finite(higher));
-      top = higher;
-      empty = S::both(empty, none);
+    for (int64_t i = 0; i < stretches; ++i) {
+      for (int64_t k = 0; k < stretch_segments; ++k) {
+        V m = found[i].tops[k], higher = S::max(m, top);
+        total = total * exp<S>(top - finite(higher)) + found[i].totals[k] * exp<S>(m - finite(higher));
+        top = higher;
+        empty = S::both(empty, found[i].none[k]);
+      }
     }
-    if (!t.columns && !S::all(empty)) empty = Mask{};
-    top = finite(top);
-    V norm = norm_of(total, empty);
-    keep(t, top, norm);
-    for (int64_t begin = 0; begin < t.vectors(); begin += segment) {
+    if (!columns && !S::all(empty)) empty = Mask{};
+    return {finite(top), norm_of(total, empty)};
+  }
+
+  void finish(const Tile& stretch, const Measured& found, const Joined& row) const {
+    if (!stretch.keeps_work) return weigh(stretch, params, row.top, row.norm);
+    for (int64_t k = 0, begin = 0; begin < stretch.vectors(); ++k, begin += segment) {
       // multimax: the exp was taken relative to the segment's own maximum
-      V factor = kind == Kind::multimax ? norm * exp<S>(segment_tops[begin / segment] - top) : norm;
-      normalise(t, begin, min(begin + segment, t.vectors()), top, factor);
+      V factor = kind == Kind::multimax ? row.norm * exp<S>(found.tops[k] - row.top) : row.norm;
+      normalise(slice(stretch, begin, min(begin + segment, stretch.vectors())), row.top, factor);
     }
   }
 
-  void run(const Tile* tiles, int rows, V* segment_tops) const {
+  void long_row(const Tile& t, Measured* measured) const {
+    constexpr int64_t step = stretch_segments * segment;
+    const int64_t stretches = (t.vectors() + step - 1) / step;
+    auto stretch = [&](int64_t i) { return slice(t, i * step, min((i + 1) * step, t.vectors())); };
+    for (int64_t i = 0; i < stretches; ++i) measure(stretch(i), measured[i]);
+    const Joined row = join(measured, stretches, t.columns);
+    keep(t, row.top, row.norm);
+    for (int64_t i = 0; i < stretches; ++i) finish(stretch(i), measured[i], row);
+  }
+
+  void run(const Tile* tiles, int rows, Measured* measured) const {
     if (tiles[0].vectors() <= segment) {
       short_rows(tiles, rows);
     } else {
-      long_row(tiles[0], segment_tops);
+      long_row(tiles[0], measured);
     }
   }
 };
+
+template <Kind kind>
+Forward<kind> forward_of(const Params<C>& params) {
+  return with_order(params.order, [&]<int N>() { return Forward<kind>{params, modulate<N>, weigh<kind, N>}; });
+}
 
 }  // namespace
 }  // namespace multimax::MULTIMAX_ISA

@@ -12,6 +12,7 @@ namespace {
 // Long rows go by segments: what one pass writes is still in the first-level cache for the next, and a sum is carried
 // in vectors of the compute type over one segment only.
 constexpr int64_t segment = 256;  // vectors
+constexpr int64_t stretch_segments = 2;
 // Within a segment a sum runs over this many vectors before it joins the segment's own: sums of sums round less.
 constexpr int64_t sum_every = 32;
 // Short rows go by batches: each pass runs over all rows of a batch before the next pass begins, so that nobody waits
@@ -19,8 +20,8 @@ constexpr int64_t sum_every = 32;
 constexpr int batch_rows = 4;
 constexpr int64_t batch_entries = 1024;
 
-inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
-inline int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
+constexpr int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
+constexpr int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
 
 // An item's entries of one tensor: a sequence of vectors, `step` elements apart.
 template <class Entry>
@@ -38,7 +39,7 @@ struct Stream {
 // An item: `full` whole vectors, then `partial` ones of `part` lanes each. Row by row there is at most one partial
 // vector, at the end; in columns either all are whole or all are partial.
 struct Tile {
-  Stream<T> x, y, grad, out;
+  Stream<T> x{}, y{}, grad{}, out{};
   Stream<C> work;  // values on their way
   T* home;         // where out belongs
   C* stats;
@@ -46,10 +47,26 @@ struct Tile {
   int64_t full, partial;
   int part;
   bool columns;
+  bool keeps_work;  // of the whole item; else of one segment after the other
 
   int64_t vectors() const { return full + partial; }
+  int64_t length() const { return columns ? vectors() : full * S::width + part; }
   int lanes() const { return columns ? (full ? S::width : part) : 1; }  // rows in the item
 };
+
+// Vectors [begin, end) of an item.
+inline Tile slice(const Tile& t, int64_t begin, int64_t end) {
+  Tile s = t;
+  auto move = [&](Stream<T>& stream) {
+    if (stream.data != nullptr) stream.data += begin * stream.step;
+  };
+  move(s.x), move(s.y), move(s.grad), move(s.out);
+  if (t.keeps_work) s.work.data += begin * s.work.step;
+  s.full = max(min(end, t.full) - begin, 0);
+  s.partial = end - begin - s.full;
+  if (!s.columns && s.partial == 0) s.part = 0;
+  return s;
+}
 
 // Passes copy what they need of tile and parameters into locals: what a store might change is read again and again.
 // The body is given i, where `chain` sums side by side (and not one that each vector has to wait for) may be kept, and

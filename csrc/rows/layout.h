@@ -1,7 +1,7 @@
 // Where the items of a call lie: in place where their entries are side by side, else copied.
 #pragma once
 
-#include "rows/item.h"
+#include "rows/forward.h"
 #include "simd/scratch.h"
 #include "simd/transpose.h"
 
@@ -12,9 +12,11 @@ namespace {
 struct Position {
   int64_t index[max_axes];
   int64_t lane;
+  int64_t begin = 0, length;  // of the stretch at hand
 
   void seek(const RowJob& job, int64_t item, int width) {
     lane = 0;
+    length = job.length;
     if (job.columns) {
       int64_t lane_items = (job.lanes + width - 1) / width;
       lane = item % lane_items * width;
@@ -40,7 +42,8 @@ struct Position {
   }
   template <class Entry>
   Entry* in(const RowJob& job, const Operand& operand) const {
-    return static_cast<Entry*>(operand.data) + offset(job, operand.strides) + lane * operand.lane_stride;
+    return static_cast<Entry*>(operand.data) + offset(job, operand.strides) + lane * operand.lane_stride +
+           begin * operand.length_stride;
   }
 };
 
@@ -52,8 +55,8 @@ inline bool side_by_side(const RowJob& job, const Operand& operand) {
 struct Scratch {
   T *x, *y, *grad, *out;  // (batch, entries) copies of what does not lie side by side
   C* work;                // (batch, entries)
-  V* segment_tops;
-  C* slopes;  // (2, order)
+  Measured* measured;     // of a long row
+  C* slopes;              // (2, order)
   V* sums;
   double* folded;
   int64_t entries, bytes;
@@ -61,13 +64,16 @@ struct Scratch {
 
   // long rows: rather than a second array that does not fit the cache
   static bool works_in_place(const RowJob& job) {
-    return same<T, C> && (job.columns ? job.length : (job.length + S::width - 1) / S::width) > segment;
+    const int64_t vectors = job.columns ? job.length : (job.length + S::width - 1) / S::width;
+    return same<T, C> && vectors > segment && (job.stretches == 1 || side_by_side(job, job.out));
   }
+  static bool keeps_work(const RowJob& job) { return job.stretches == 1 || works_in_place(job); }
 
   Scratch(const RowJob& job, void* memory) {
     batch = job.columns ? 1 : static_cast<int>(max(1, min(batch_rows, batch_entries / max(job.length, 1))));
     // a row begins on a cache line, and one line further than its predecessor's end: not at a multiple of 4096 bytes
-    entries = job.columns ? job.length * S::width : (job.length + 15) / 16 * 16 + 16;
+    const int64_t length = job.stretches == 1 ? job.length : job.stretch;
+    entries = job.columns ? length * S::width : (length + 15) / 16 * 16 + 16;
     Pieces pieces(memory);
     auto copies = [&](const Operand& operand) {
       return operand.data == nullptr || side_by_side(job, operand) ? 0 : batch * entries;
@@ -76,8 +82,8 @@ struct Scratch {
     y = pieces.take<T>(copies(job.y));
     grad = pieces.take<T>(copies(job.grad));
     out = pieces.take<T>(copies(job.out));
-    work = pieces.take<C>(works_in_place(job) ? 0 : batch * entries);
-    segment_tops = pieces.take<V>(entries / S::width / segment + 1);
+    work = pieces.take<C>(works_in_place(job) ? 0 : keeps_work(job) ? batch * entries : segment * S::width);
+    measured = pieces.take<Measured>(entries / S::width / (stretch_segments * segment) + 1);
     slopes = pieces.take<C>(2 * job.order);
     sums = pieces.take<V>(4 * job.order);
     folded = pieces.take<double>(4 * job.order * S::width);
@@ -95,22 +101,22 @@ __attribute__((noinline)) void gather(const RowJob& job, const Position& at, con
   const T* from = at.in<const T>(job, operand);
   if (mask != nullptr && !job.columns && operand.length_stride == 1 && mask->length_stride == 1) {
     const unsigned char* takes_part = at.in<const unsigned char>(job, *mask);  // the usual case, in vectors
-    for (int64_t i = 0; i < job.length; ++i) buffer[i] = takes_part[i] ? from[i] : minus_infinity<T>();
+    for (int64_t i = 0; i < at.length; ++i) buffer[i] = takes_part[i] ? from[i] : minus_infinity<T>();
     return;
   }
   int64_t step = job.columns ? S::width : 1;
   if (job.columns && operand.length_stride == 1 && lanes == S::width) {
-    Columns<T, S::width>::of_rows(buffer, from, operand.lane_stride, job.length);
+    Columns<T, S::width>::of_rows(buffer, from, operand.lane_stride, at.length);
   } else if (job.columns) {
-    for (int64_t i = 0; i < job.length; ++i) {
+    for (int64_t i = 0; i < at.length; ++i) {
       copy(buffer + i * step, 1, from + i * operand.length_stride, operand.lane_stride, lanes);
     }
   } else {
-    copy(buffer, 1, from, operand.length_stride, job.length);
+    copy(buffer, 1, from, operand.length_stride, at.length);
   }
   if (mask == nullptr) return;
   const unsigned char* takes_part = at.in<const unsigned char>(job, *mask);
-  for (int64_t i = 0; i < job.length; ++i) {
+  for (int64_t i = 0; i < at.length; ++i) {
     for (int lane = 0; lane < lanes; ++lane) {
       T& entry = buffer[i * step + lane];
       entry = takes_part[i * mask->length_stride + lane * mask->lane_stride] ? entry : minus_infinity<T>();
@@ -124,12 +130,12 @@ MULTIMAX_INLINE void lay_out(const RowJob& job, const Position& at, const Scratc
   t.columns = job.columns;
   if (job.columns) {
     lanes = static_cast<int>(min(S::width, job.lanes - at.lane));
-    t.full = lanes == S::width ? job.length : 0;
-    t.partial = job.length - t.full;
+    t.full = lanes == S::width ? at.length : 0;
+    t.partial = at.length - t.full;
     t.part = lanes;
   } else {
-    t.full = job.length / S::width;
-    t.part = static_cast<int>(job.length % S::width);
+    t.full = at.length / S::width;
+    t.part = static_cast<int>(at.length % S::width);
     t.partial = t.part != 0;
   }
   int64_t buffer = which * scratch.entries;
@@ -156,17 +162,18 @@ MULTIMAX_INLINE void lay_out(const RowJob& job, const Position& at, const Scratc
   t.out.step = in_place && job.columns ? job.out.length_stride : S::width;
   t.work.data = scratch.work + buffer;
   t.work.step = S::width;
+  t.keeps_work = scratch.keeps_work(job);
   if (scratch.works_in_place(job)) t.work = {reinterpret_cast<C*>(t.out.data), t.out.step};
 }
 
 // Results that were not written in place.
 inline void deliver(const RowJob& job, const Tile& t) {
   if (t.out.data == t.home) return;
-  if (!job.columns) return copy(t.home, job.out.length_stride, t.out.data, 1, job.length);
+  if (!job.columns) return copy(t.home, job.out.length_stride, t.out.data, 1, t.length());
   if (job.out.length_stride == 1 && t.full) {
-    return Columns<T, S::width>::to_rows(t.home, job.out.lane_stride, t.out.data, job.length);
+    return Columns<T, S::width>::to_rows(t.home, job.out.lane_stride, t.out.data, t.length());
   }
-  for (int64_t i = 0; i < job.length; ++i) {
+  for (int64_t i = 0; i < t.length(); ++i) {
     copy(t.home + i * job.out.length_stride, job.out.lane_stride, t.out.data + i * S::width, 1,
          t.full ? S::width : t.part);
   }

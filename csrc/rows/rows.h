@@ -49,17 +49,47 @@ struct RowJob {
   int64_t items, block_items;  // block k of a run holds its items from k * block_items on
   int64_t run_items, run_blocks;
 
+  // Few long rows are split, so that several threads can share one: a block is then a stretch of an item. What is
+  // measured of each is kept for the second look, (blocks, block_bytes), and what follows for the item, (items,
+  // item_bytes).
+  int64_t stretches;  // of an item; 1: not split
+  int64_t stretch;    // entries
+  void *of_blocks, *of_items;
+
   int64_t blocks() const { return items == 0 ? 0 : items / run_items * run_blocks; }
+};
+
+// A pass over blocks [first, last) with scratch memory; where rows are split, in three steps.
+struct RowPass {
+  void (*whole)(const RowJob&, int64_t first, int64_t last, void* scratch);
+  void (*measure)(const RowJob&, int64_t first, int64_t last, void* scratch);
+  void (*join)(const RowJob&, int64_t first_item, int64_t last_item);
+  void (*finish)(const RowJob&, int64_t first, int64_t last, void* scratch);
 };
 
 // The kernels of one instruction set and dtype.
 struct RowKernels {
   int64_t width;                            // lanes of a vector
   int64_t short_length;                     // rows of up to this length are quicker as columns, if copied
+  int64_t stretch;                          // vectors
+  int64_t block_bytes, item_bytes;          // multiples of 64
   int64_t (*scratch_bytes)(const RowJob&);  // that one thread needs, aligned to 64
-  void (*forward)(const RowJob&, int64_t first_block, int64_t last_block, void* scratch);
-  void (*backward)(const RowJob&, int64_t first_block, int64_t last_block, void* scratch);
+  RowPass forward, backward;
 };
+
+// Items to blocks, and rows to stretches where they are few and long. By the shapes alone, for results follow from it.
+inline void divide(RowJob& job, const RowKernels& kernels) {
+  constexpr int64_t few = 64;  // rows
+  // large enough that finishing a block's sums costs nothing, small enough to share evenly
+  constexpr int64_t block_entries = 12288;
+  const int64_t entries = job.length * (job.columns ? kernels.width : 1);
+  const int64_t stretch = kernels.stretch * (job.columns ? 1 : kernels.width);
+  const bool split = job.items > 0 && job.items < few && job.length > stretch;
+  job.stretches = split ? (job.length + stretch - 1) / stretch : 1;
+  job.stretch = stretch;
+  job.block_items = split || entries >= block_entries ? 1 : block_entries / (entries > 0 ? entries : 1);
+  job.run_blocks = (job.run_items + job.block_items - 1) / job.block_items * job.stretches;
+}
 
 MULTIMAX_DECLARE_DTYPES(RowKernels, row_kernels)
 

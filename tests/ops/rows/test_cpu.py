@@ -147,6 +147,57 @@ def test_layouts_and_dims(isa: str, name: str, layout: str, dtype: torch.dtype) 
             assert output.stride() == torch.empty_like(x).stride()
 
 
+# Short rows go a vector's width at once, exchanged in registers but for the last ones of a call and other strides.
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("length", [2, 3, 15, 16, 17, 31, 32, 33, 47, 48, 49, 95, 96, 97])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_short_rows(isa: str, name: str, length: int, dtype: torch.dtype) -> None:
+    coefs, knots = parameters(heads=2)
+    x = torch.randn(2, 37, length + 3).to(dtype)[..., 1:-2]
+    x[0, 5, 0], x[1, 20, 1] = -torch.inf, torch.nan
+    grad = torch.randn(2, 37, 2 * length).to(dtype)[..., ::2]
+    mask = torch.rand(37, length) < 0.7
+    mask[11] = False
+    for options in ({},) if name == "modulate" else ({}, {"mask": mask}):
+        lead = (coefs[:, None], knots[:, None])
+        output = assert_close_to_reference(name, grad, x, *lead, **options)[0]
+        assert output[0].isfinite().sum() >= 37 * length // 2
+
+
+# A row is split where there are few: the same threads or not, masks, strides and what does not count in some stretch.
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layout", ["rows", "columns", "strided"])
+def test_few_long_rows(isa: str, name: str, dtype: torch.dtype, layout: str) -> None:
+    length = 3000 if layout == "columns" or INTERPRETED else 20_011
+    coefs, knots = parameters()
+    x = torch.randn(3, length, 1 if layout == "rows" else 2)[..., 0]
+    x = x.t().contiguous().t() if layout == "columns" else x
+    x = x.to(dtype)
+    x[0, 100:-200] = -torch.inf
+    x[1, 7] = 30.0
+    grad = torch.randn(x.shape).to(dtype)
+    grad[0, 100] = torch.inf  # of an entry that is masked
+    mask = torch.rand(x.shape) < 0.8
+    mask[2] = False
+    for options in ({},) if name == "modulate" else ({}, {"mask": mask}):
+        first = assert_close_to_reference(name, grad, x, coefs, knots, **options)
+        for threads in (2, 1):
+            torch.set_num_threads(threads)
+            for ours, again in zip(first, run(name, KERNEL, grad, x, coefs, knots, **options), strict=True):
+                assert torch.equal(ours, again)
+
+
+@pytest.mark.parametrize("name", ["multimax", "log_multimax"])
+def test_nan_in_a_long_row(isa: str, name: str) -> None:
+    coefs, knots = parameters()
+    x = torch.randn(2, 20_011)
+    x[0, 15_000], x[0, 3] = torch.nan, -torch.inf
+    kernel, reference = (run(name, impl, torch.ones_like(x), x, coefs, knots) for impl in (KERNEL, "reference"))
+    for ours, theirs in zip(kernel, reference, strict=True):
+        torch.testing.assert_close(ours, theirs, equal_nan=True, atol=1e-3, rtol=1e-3)
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("shape", [(0,), (0, 5), (5, 0), (3, 0, 4), (0, 0)])
 def test_empty(name: str, shape: tuple[int, ...]) -> None:
