@@ -103,14 +103,15 @@ void gradients(const Tile* tiles, const RowStats* stats, int rows, const Params<
     const auto x_ = t.x, y_ = t.y, grad = t.grad, out = t.out;
     const auto work = t.work;
     const V top = stats[r].top, norm = stats[r].norm, dot = stats[r].dot, dot_norm = dot * norm;
+    const int64_t ahead = t.vectors() < 32 ? 0 : page;  // past several short rows it is too far
     for (int64_t begin = 0; begin < t.vectors(); begin += fold_every) {
       int64_t end = min(begin + fold_every, t.vectors());
       each(
           t, begin, end, MULTIMAX_EACH {
             constexpr bool test = Masked || same<decltype(part), Part>;
             V x = x_.load(i, part);
-            fetch_ahead(x_.data + i * x_.step);
-            fetch_ahead<true>(out.data + i * out.step);
+            fetch_ahead(x_.data + i * x_.step, ahead);
+            fetch_ahead<true>(out.data + i * out.step, ahead);
             [[maybe_unused]] auto off = masked(x, floor, part);
             if constexpr (test) x = S::zero_if(off, x);  // 0 * inf would be NaN
             V ds = grad.load(i, part);

@@ -97,9 +97,10 @@ inline void narrow(float a, f16& out) {
 }
 
 // For what lies one after the other: the machine's own prefetching ends with each page of 4096 bytes; this goes on.
+constexpr int64_t page = 4096;
 template <bool to_write = false>
-MULTIMAX_INLINE void fetch_ahead(const void* p) {
-  __builtin_prefetch(static_cast<const char*>(p) + 4096, to_write);
+MULTIMAX_INLINE void fetch_ahead(const void* p, int64_t bytes = page) {
+  __builtin_prefetch(static_cast<const char*>(p) + bytes, to_write);
 }
 
 // Which of a vector's lanes there are: all of them, or the first n.
