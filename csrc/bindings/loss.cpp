@@ -134,10 +134,26 @@ std::tuple<Tensor, Tensor> loss_backward(const Tensor& x, const OptionalTensor& 
   return {grad_coefs, grad_knots};
 }
 
+// Adds a part to a sum in the compute dtype.
+void loss_add(Tensor sum, const Tensor& part) {
+  DType dtype = dtype_of(part);
+  ScalarType compute = dtype == DType::f64 ? ScalarType::Double : ScalarType::Float;
+  expect(sum.scalar_type() == compute && sum.is_contiguous() && part.is_contiguous() && sum.numel() == part.numel(),
+         "a sum of the compute dtype and as many entries, both contiguous");
+  auto add = kernels(dtype).loss->add;
+  const int64_t of_sum = compute == ScalarType::Double ? 8 : 4, of_part = dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 2;
+  char* const to = static_cast<char*>(data_of(sum));
+  const char* const from = static_cast<const char*>(data_of(part));
+  torch::stable::parallel_for(0, sum.numel(), 1 << 15, [&](int64_t first, int64_t last) {
+    add(to + first * of_sum, from + first * of_part, last - first);
+  });
+}
+
 }  // namespace
 }  // namespace multimax
 
 STABLE_TORCH_LIBRARY_IMPL(multimax, CPU, m) {
   m.impl("loss_forward", TORCH_BOX(&multimax::loss_forward));
   m.impl("loss_backward", TORCH_BOX(&multimax::loss_backward));
+  m.impl("loss_add", TORCH_BOX(&multimax::loss_add));
 }

@@ -349,10 +349,18 @@ void backward(const LossJob& job, int64_t first, int64_t last, void* memory) {
   }
 }
 
+void add(void* sum, const void* part, int64_t entries) {
+  C* const to = static_cast<C*>(sum);
+  const T* const from = static_cast<const T*>(part);
+  each(
+      0, (entries + S::width - 1) / S::width, entries,
+      MULTIMAX_EACH { Memory<S, C>::store(to + at, load(to + at, n) + load(from + at, n), n); });
+}
+
 int64_t scratch_bytes(const LossJob& job) { return Scratch(job, nullptr).bytes; }
 
 }  // namespace
 
-const LossKernels MULTIMAX_OF_DTYPE(loss_kernels) = {scratch_bytes, forward, backward};
+const LossKernels MULTIMAX_OF_DTYPE(loss_kernels) = {scratch_bytes, forward, backward, add};
 
 }  // namespace multimax::MULTIMAX_ISA

@@ -56,6 +56,7 @@ struct LossKernels {
   int64_t (*scratch_bytes)(const LossJob&);  // that one thread needs, aligned to 64
   void (*forward)(const LossJob&, int64_t first_block, int64_t last_block, void* scratch);
   void (*backward)(const LossJob&, int64_t first_block, int64_t last_block, void* scratch);
+  void (*add)(void* sum, const void* part, int64_t entries);  // to sums of the compute type
 };
 
 MULTIMAX_DECLARE_DTYPES(LossKernels, loss_kernels)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from multimax.ops import dtypes
-from multimax.ops.operators import Mutable, define, one_device
+from multimax.ops.operators import LIBRARY, Mutable, define, one_device
 
 
 class Rows(NamedTuple):
@@ -264,6 +264,8 @@ define("loss_rows", LossCall, 5, _fake_loss)
 define("loss_rows_backward", LossBackwardCall, 3, _fake_loss_backward)
 define("linear_loss", LinearLossCall, 4, _fake_linear)
 define("linear_loss_backward", LinearLossBackwardCall, 5, _fake_linear_backward)
+LIBRARY.define("loss_add(Tensor(a!) sum, Tensor part) -> ()")
+torch.library.register_fake("multimax::loss_add", lambda sum, part: None, lib=LIBRARY)
 # the compiled row part, called from within those above: sums of each row, and the gradients of x, coefs and knots
 define("loss_forward", KernelCall, 1, _fake_kernel, full=bool)
 define(
