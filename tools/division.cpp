@@ -11,6 +11,7 @@
 
 #include "attention/plan.h"
 #include "attention/tile.h"
+#include "loss/loss.h"
 
 namespace multimax {
 namespace {
@@ -132,6 +133,37 @@ const Case cases[] = {
     {"(1, 8, 1, 64), 32768 keys", 1, 8, 1, 32768, false},
 };
 
+// Logits of a call, such as a chunk of a linear layer's. Their items go in equal numbers to the threads, in order, as
+// torch's parallel_for divides a range.
+struct LossCase {
+  const char* name;
+  int64_t rows, classes;
+
+  double share(int64_t n, int64_t& items) const {
+    LossJob job{};
+    job.rows = rows, job.classes = classes;
+    items = job.items();
+    const int64_t parts = job.parts(), together = ceil_div(items, std::min(n, items));
+    double most = 0;
+    for (int64_t first = 0; first < items; first += together) {
+      double work = 0;
+      for (int64_t i = first; i < min(first + together, items); ++i) {
+        const int64_t row = i / parts * job.item_rows(), entry = i % parts * LossJob::part_entries;
+        const int64_t entries = parts == 1 ? classes : min(LossJob::part_entries, classes - entry);
+        work += static_cast<double>(min(job.item_rows(), rows - row) * entries);
+      }
+      most = std::max(most, work);
+    }
+    return most * static_cast<double>(n) / static_cast<double>(rows * classes);
+  }
+};
+
+const LossCase loss_cases[] = {
+    {"(256, 32000)", 256, 32000},     {"(512, 32000)", 512, 32000}, {"(4096, 32000)", 4096, 32000},
+    {"(512, 128256)", 512, 128256},   {"(8, 128256)", 8, 128256},   {"(64, 128256)", 64, 128256},
+    {"(100000, 1000)", 100000, 1000},
+};
+
 template <class F>
 void row(const std::string& name, F share) {
   std::printf("| %s |", name.c_str());
@@ -155,5 +187,8 @@ int main() {
     row("attention forward " + std::string(c.name), [&](int64_t n, int64_t& items) { return c.forward(n, items); });
     if (c.queries == 1) continue;
     row("attention backward " + std::string(c.name), [&](int64_t n, int64_t& items) { return c.backward(n, items); });
+  }
+  for (const LossCase& c : loss_cases) {
+    row("loss " + std::string(c.name), [&](int64_t n, int64_t& items) { return c.share(n, items); });
   }
 }
