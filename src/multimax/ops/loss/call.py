@@ -264,8 +264,6 @@ define("loss_rows", LossCall, 5, _fake_loss)
 define("loss_rows_backward", LossBackwardCall, 3, _fake_loss_backward)
 define("linear_loss", LinearLossCall, 4, _fake_linear)
 define("linear_loss_backward", LinearLossBackwardCall, 5, _fake_linear_backward)
-LIBRARY.define("loss_add(Tensor(a!) sum, Tensor part) -> ()")
-torch.library.register_fake("multimax::loss_add", lambda sum, part: None, lib=LIBRARY)
 # the compiled row part, called from within those above: sums of each row, and the gradients of x, coefs and knots
 define("loss_forward", KernelCall, 1, _fake_kernel, full=bool)
 define(
@@ -279,3 +277,6 @@ define(
     params_grad=bool,
     out=Mutable,
 )
+# adds to a sum in the compute dtype what has the dtype of the products
+LIBRARY.define("loss_add(Tensor(a!) sum, Tensor part) -> ()")
+torch.library.register_fake("multimax::loss_add", lambda sum, part: None, lib=LIBRARY)

@@ -18,11 +18,10 @@ WORTH_IT = 2**24  # multiplications: below, oneDNN's preparations would show
 
 @functools.cache
 def _mkl_is_held_back() -> bool:
-    """Whether this is a processor with AVX-512 on which MKL uses AVX2: one that is not Intel's."""
-    backends = torch.backends
-    if backends.cpu.get_cpu_capability() != "AVX512" or not (
-        backends.mkl.is_available() and backends.mkldnn.is_available()
-    ):
+    """Whether this is a processor with AVX-512 on which MKL uses AVX2: one of AMD's."""
+    if torch.backends.cpu.get_cpu_capability() != "AVX512":
+        return False
+    if not torch.backends.mkl.is_available() or not torch.backends.mkldnn.is_available():
         return False
     try:
         processor = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
