@@ -389,6 +389,28 @@ class TestEdges:
         assert (x.grad[1] == 0).all()
         assert x.grad[0, 2] == 0
 
+    @needs_kernels
+    @pytest.mark.parametrize("kind", ["index", "ignored", "probabilities"])
+    def test_rows_in_parts(self, isa: str, kind: str) -> None:
+        """More classes than the kernel takes at once; one part is masked, and the largest entry is there twice."""
+        x, target = torch.randn(4, 20011, dtype=torch.float64), make_target(kind, 4, 20011, torch.float64)
+        if kind != "probabilities":
+            x[:, 8192:16384] = -torch.inf
+            target = torch.where(target < 0, target, target % 8192)
+            target[1] = 20010
+            x[2, [7, 20010]] = 9.0
+            target[2] = 7
+        results = []
+        for impl in (KERNEL, "reference"):
+            given = leaves(x, *(t.double() for t in parameters()))
+            loss, stats = multimax.multimax_cross_entropy(
+                given[0], target, *given[1:], reduction="sum", z_loss=0.1, return_stats=True, impl=impl
+            )
+            results.append([loss, *stats, *torch.autograd.grad(loss, given)])
+        assert results[0][0].isfinite()
+        for a, b in zip(*results, strict=True):
+            torch.testing.assert_close(a, b)
+
     @pytest.mark.parametrize("impl", IMPLS)
     @pytest.mark.parametrize("smoothing", [0.0, 1.0])
     def test_what_is_not_wanted_costs_nothing(self, smoothing: float, impl: str) -> None:

@@ -36,7 +36,7 @@ def _by_onednn(a: Tensor, b: Tensor) -> bool:
         a.dtype == torch.float32
         and a.device.type == "cpu"
         and a.shape[0] * b.numel() >= WORTH_IT
-        and bool(torch.backends.mkldnn.enabled)  # type: ignore[attr-defined]
+        and bool(torch.backends.mkldnn.enabled)
         and _mkl_is_held_back()
     )
 
