@@ -11,6 +11,7 @@
 
 #include "attention/plan.h"
 #include "attention/tile.h"
+#include "loss/loss.h"
 #include "rows/rows.h"
 
 namespace multimax {
@@ -158,6 +159,37 @@ struct RowsCase {
 const RowsCase rows_cases[] = {
     {"(1, 10000000)", 1, 10000000}, {"(1000000, 16)", 1000000, 16}, {"(8192, 1000)", 8192, 1000}};
 
+// Logits of a call, such as a chunk of a linear layer's. Their items go in equal numbers to the threads, in order, as
+// torch's parallel_for divides a range.
+struct LossCase {
+  const char* name;
+  int64_t rows, classes;
+
+  double share(int64_t n, int64_t& items) const {
+    LossJob job{};
+    job.rows = rows, job.classes = classes;
+    items = job.items();
+    const int64_t parts = job.parts(), together = ceil_div(items, std::min(n, items));
+    double most = 0;
+    for (int64_t first = 0; first < items; first += together) {
+      double work = 0;
+      for (int64_t i = first; i < min(first + together, items); ++i) {
+        const int64_t row = i / parts * job.item_rows(), entry = i % parts * LossJob::part_entries;
+        const int64_t entries = parts == 1 ? classes : min(LossJob::part_entries, classes - entry);
+        work += static_cast<double>(min(job.item_rows(), rows - row) * entries);
+      }
+      most = std::max(most, work);
+    }
+    return most * static_cast<double>(n) / static_cast<double>(rows * classes);
+  }
+};
+
+const LossCase loss_cases[] = {
+    {"(256, 32000)", 256, 32000},     {"(512, 32000)", 512, 32000}, {"(4096, 32000)", 4096, 32000},
+    {"(512, 128256)", 512, 128256},   {"(8, 128256)", 8, 128256},   {"(64, 128256)", 64, 128256},
+    {"(100000, 1000)", 100000, 1000},
+};
+
 template <class F>
 void row(const std::string& name, F share) {
   std::printf("| %s |", name.c_str());
@@ -184,5 +216,8 @@ int main() {
   }
   for (const RowsCase& c : rows_cases) {
     row("rows " + std::string(c.name), [&](int64_t n, int64_t& items) { return c.share(n, items); });
+  }
+  for (const LossCase& c : loss_cases) {
+    row("loss " + std::string(c.name), [&](int64_t n, int64_t& items) { return c.share(n, items); });
   }
 }

@@ -61,26 +61,45 @@ class Loss {
     job.ignore_index = ignore_index;
     job.uniform = total_classes > 0 ? smoothing / static_cast<double>(total_classes) : 0;
     job.share = 1 - smoothing;
-    // large enough that finishing a block's sums costs nothing, small enough to share evenly
-    job.block_rows = std::max<int64_t>(16384 / std::max<int64_t>(job.classes, 1), 1);
   }
 
-  void run(bool backward) {
+  void forward() {
+    const int64_t parts = job.parts();
+    if (parts > 1) of_parts_.resize(static_cast<size_t>(job.rows * parts));
+    job.of_parts = of_parts_.data();
     const LossKernels& chosen = *kernels(dtype_).loss;
-    auto kernel = backward ? chosen.backward : chosen.forward;
-    share(job.blocks(), 1, chosen.scratch_bytes(job),
-          [&](int64_t first, int64_t last, void* scratch) { kernel(job, first, last, scratch); });
+    share(job.items(), 1, chosen.scratch_bytes(job),
+          [&](int64_t first, int64_t last, void* scratch) { chosen.forward(job, first, last, scratch); });
+    torch::stable::parallel_for(0, job.rows, 64, [&](int64_t first, int64_t last) {
+      for (int64_t r = first; r < last; ++r) {
+        if (parts == 1 && !job.ignored(r)) continue;
+        LossSums whole;
+        if (job.ignored(r)) {
+          whole.top = whole.best = 0;
+        } else {
+          for (int64_t part = 0; part < parts; ++part) whole.add(job.of_parts[r * parts + part]);
+          if (!job.full) whole.best = 0;
+        }
+        whole.write(job.stats + r, job.rows);
+      }
+    });
+  }
+
+  void backward() {
+    const LossKernels& chosen = *kernels(dtype_).loss;
+    share(job.items(), 1, chosen.scratch_bytes(job),
+          [&](int64_t first, int64_t last, void* scratch) { chosen.backward(job, first, last, scratch); });
   }
 
   void want_sums() {
-    sums_.resize(static_cast<size_t>(job.blocks() * 4 * job.order));
+    sums_.resize(static_cast<size_t>(job.items() * 4 * job.order));
     job.sums = sums_.data();
   }
 
-  // Adds up the blocks' sums in their order.
+  // Adds up the items' sums in their order.
   void finish(Tensor& grad_coefs, Tensor& grad_knots) const {
     ParamGrads grads(*params_);
-    for (int64_t block = 0; block < job.blocks(); ++block) grads.add(0, sums_.data() + block * 4 * job.order);
+    for (int64_t item = 0; item < job.items(); ++item) grads.add(0, sums_.data() + item * 4 * job.order);
     grads.write(grad_coefs, grad_knots);
   }
 
@@ -88,6 +107,7 @@ class Loss {
   DType dtype_;
   std::optional<Parameters> params_;
   std::vector<double> sums_;
+  std::vector<LossSums> of_parts_;
 };
 
 Tensor loss_forward(const Tensor& x, const OptionalTensor& target, const OptionalTensor& probabilities,
@@ -97,7 +117,7 @@ Tensor loss_forward(const Tensor& x, const OptionalTensor& target, const Optiona
   Tensor stats = torch::stable::new_empty(x, {loss_planes, loss.job.rows}, ScalarType::Double);
   loss.job.stats = static_cast<double*>(stats.mutable_data_ptr());
   loss.job.full = full || loss.job.dense();
-  loss.run(false);
+  loss.forward();
   return stats;
 }
 
@@ -129,9 +149,25 @@ std::tuple<Tensor, Tensor> loss_backward(const Tensor& x, const OptionalTensor& 
   }
   Tensor grad_coefs = torch::stable::new_empty(coefs, shape, ScalarType::Double);
   Tensor grad_knots = torch::stable::new_empty(knots, shape, ScalarType::Double);
-  loss.run(true);
+  loss.backward();
   if (params_grad) loss.finish(grad_coefs, grad_knots);
   return {grad_coefs, grad_knots};
+}
+
+// Adds a part to a sum in the compute dtype.
+void loss_add(Tensor sum, const Tensor& part) {
+  DType dtype = dtype_of(part);
+  ScalarType compute = dtype == DType::f64 ? ScalarType::Double : ScalarType::Float;
+  expect(sum.scalar_type() == compute && sum.is_contiguous() && part.is_contiguous() && sum.numel() == part.numel(),
+         "a sum of the compute dtype and as many entries, both contiguous");
+  auto add = kernels(dtype).loss->add;
+  const int64_t of_sum = dtype == DType::f64 ? 8 : 4;
+  const int64_t of_part = dtype == DType::bf16 || dtype == DType::f16 ? 2 : of_sum;
+  char* const to = static_cast<char*>(data_of(sum));
+  const char* const from = static_cast<const char*>(data_of(part));
+  torch::stable::parallel_for(0, sum.numel(), 1 << 15, [&](int64_t first, int64_t last) {
+    add(to + first * of_sum, from + first * of_part, last - first);
+  });
 }
 
 }  // namespace
@@ -140,4 +176,5 @@ std::tuple<Tensor, Tensor> loss_backward(const Tensor& x, const OptionalTensor& 
 STABLE_TORCH_LIBRARY_IMPL(multimax, CPU, m) {
   m.impl("loss_forward", TORCH_BOX(&multimax::loss_forward));
   m.impl("loss_backward", TORCH_BOX(&multimax::loss_backward));
+  m.impl("loss_add", TORCH_BOX(&multimax::loss_add));
 }

@@ -81,10 +81,6 @@ inline Params<C> params_of(const LossJob& job) {
   return {job.order, c, c + job.order, c + 2 * job.order, c + 3 * job.order};
 }
 
-inline bool ignored(const LossJob& job, int64_t row) {
-  return job.target != nullptr && job.target[row] == job.ignore_index;
-}
-
 inline V lowest() { return S::set(minus_infinity<C>()); }
 
 // What the forward carries from one segment of a row to the next.
@@ -181,71 +177,55 @@ struct Forward {
   decltype(&modulate<0, Full>) modulate;
   decltype(&score_of<0>) score_of;
 
-  void row(int64_t r) const {
-    double* const stats = job.stats + r;
-    const int64_t plane = job.rows;
-    for (int j = 0; j < loss_planes; ++j) stats[j * plane] = 0;
-    if (ignored(job, r)) return;
+  // Of the vectors [first, last) of a row.
+  LossSums part(int64_t r, int64_t first, int64_t last) const {
     const T* const x_ = static_cast<const T*>(job.x) + r * job.row_stride;
-    const int64_t entries = job.classes, vectors = (entries + S::width - 1) / S::width;
     const Wanted wanted(job, r);
-
-    double top = minus_infinity<double>(), total = 0, mass = 0, dot = 0, spread = 0;
+    LossSums whole;
     Lanes lanes;
-    for (int64_t begin = 0; begin < vectors; begin += segment) {
-      const int64_t end = min(begin + segment, vectors);
+    for (int64_t begin = first; begin < last; begin += segment) {
+      const int64_t end = min(begin + segment, last);
       V largest, masses{}, sums, spreads{}, dots{};
       modulate(job, x_, wanted, begin, end, work, lanes, largest, masses);
       const C highest = S::max(largest);
       const V base = S::set(highest == minus_infinity<C>() ? C{} : highest);
       exponentiate<Full>(job, wanted, begin, end, work, base, sums, spreads, dots);
-      // to the higher of the two maxima
-      const double here = static_cast<double>(highest), higher = here > top ? here : top;
-      const double total_here = static_cast<double>(S::sum(sums)), mass_here = static_cast<double>(S::sum(masses));
-      const double dot_here = static_cast<double>(S::sum(dots));
-      if (higher == minus_infinity<double>()) {
-        total += total_here;  // 0, or NaN
-        mass += mass_here;
-        dot += dot_here;
-        continue;
-      }
-      const double a = __builtin_exp(top - higher), b = __builtin_exp(here - higher);
+      LossSums here;
+      here.top = static_cast<double>(highest);
+      here.total = static_cast<double>(S::sum(sums));
       if constexpr (Full) {
-        // a factor of 0 is 0, whatever it is multiplied with
-        auto times = [](double x, double y) { return x == 0 ? 0.0 : x * y; };
-        spread = times(a, spread + times(total, top - higher)) +
-                 times(b, static_cast<double>(S::sum(spreads)) + times(total_here, here - higher));
-        dot = dot + times(mass, top - higher) + dot_here + times(mass_here, here - higher);
-        mass += mass_here;
+        here.mass = static_cast<double>(S::sum(masses));
+        here.dot = static_cast<double>(S::sum(dots));
+        here.spread = static_cast<double>(S::sum(spreads));
       }
-      total = total * a + total_here * b;
-      top = higher;
+      whole.add(here);
     }
-    stats[LossPlane::top * plane] = top;
-    stats[LossPlane::total * plane] = total;
-    if (int64_t entry = entry_of(job, r); entry >= 0) stats[LossPlane::score * plane] = score_of(job, x_ + entry);
+    if (int64_t entry = entry_of(job, r); entry >= first * S::width && entry < last * S::width) {
+      whole.score = score_of(job, x_ + entry);
+    }
     if constexpr (Full) {
-      stats[LossPlane::mass * plane] = mass;
-      stats[LossPlane::dot * plane] = dot;
-      stats[LossPlane::spread * plane] = spread;
-      int64_t best = entries;
+      int64_t best = job.classes;
       const V top_of_lane = lanes.top, best_of_lane = lanes.best;
       for (int lane = 0; lane < S::width; ++lane) {
-        if (top == minus_infinity<double>() || static_cast<double>(top_of_lane[lane]) != top) continue;
+        if (whole.top == minus_infinity<double>() || static_cast<double>(top_of_lane[lane]) != whole.top) continue;
         best = min(best, static_cast<int64_t>(best_of_lane[lane]) * S::width + lane);
       }
-      stats[LossPlane::best * plane] = static_cast<double>(best < entries ? job.first_class + best : -1);
+      whole.best = static_cast<double>(best < job.classes ? job.first_class + best : -1);
+    } else {
+      whole.best = 0;
     }
+    return whole;
   }
 };
 
 template <int N, bool Dense, bool WithParams>
-void backward_row(const LossJob& job, const C* slope_coefs, ParamSums<S>& param_sums, int64_t r) {
+void backward_row(const LossJob& job, const C* slope_coefs, ParamSums<S>& param_sums, int64_t r, int64_t first,
+                  int64_t last) {
   T* const out = static_cast<T*>(job.out) + r * job.out_stride;
   const T* const x_ = static_cast<const T*>(job.x) + r * job.row_stride;
-  const int64_t entries = job.classes, vectors = (entries + S::width - 1) / S::width;
-  if (ignored(job, r)) {
-    each(0, vectors, entries, [&](int64_t, int64_t at, int n) { store(out + at, V{}, n); });
+  const int64_t entries = job.classes;
+  if (job.ignored(r)) {
+    each(first, last, entries, [&](int64_t, int64_t at, int n) { store(out + at, V{}, n); });
     return;
   }
   const Wanted wanted(job, r);
@@ -256,7 +236,8 @@ void backward_row(const LossJob& job, const C* slope_coefs, ParamSums<S>& param_
   const V top = S::set(static_cast<C>(stats[LossPlane::top * job.rows]));
   const V p_scale = S::set(static_cast<C>(job.p_scale[r] / stats[LossPlane::total * job.rows]));
   const V scale = S::set(static_cast<C>(job.scale[r]));
-  const int64_t entry = entry_of(job, r);
+  const int64_t index = entry_of(job, r);
+  const int64_t entry = index >= first * S::width && index < last * S::width ? index : -1;
   // read before out, which may be x, is written
   const V x_of_target = entry < 0 ? V{} : load(x_ + entry, 1);
 
@@ -270,8 +251,8 @@ void backward_row(const LossJob& job, const C* slope_coefs, ParamSums<S>& param_
     if constexpr (Dense) ds = ds - scale * wanted.at(at, n);
     return ds;
   };
-  for (int64_t begin = 0; begin < vectors; begin += fold_every) {
-    const int64_t end = min(begin + fold_every, vectors);
+  for (int64_t begin = first; begin < last; begin += fold_every) {
+    const int64_t end = min(begin + fold_every, last);
     each(
         begin, end, entries, MULTIMAX_EACH {
           V x = load(x_ + at, n);
@@ -318,12 +299,35 @@ struct Scratch {
   }
 };
 
+// The rows and vectors of an item.
+struct Item {
+  int64_t row, last_row, part, first, last;
+
+  Item(const LossJob& job, int64_t item) {
+    constexpr int64_t of_part = LossJob::part_entries / S::width;
+    static_assert(of_part % segment == 0);
+    const int64_t parts = job.parts(), vectors = (job.classes + S::width - 1) / S::width;
+    row = item / parts * job.item_rows();
+    last_row = min(row + job.item_rows(), job.rows);
+    part = item % parts;
+    first = part * of_part;
+    last = parts == 1 ? vectors : min(first + of_part, vectors);
+  }
+};
+
 template <bool Full>
 void forward(const LossJob& job, int64_t first, int64_t last, const Scratch& scratch) {
   const Forward<Full> forward{job, scratch.work, with_order(job.order, []<int N>() { return modulate<N, Full>; }),
                               with_order(job.order, []<int N>() { return score_of<N>; })};
-  const int64_t end = min(last * job.block_rows, job.rows);
-  for (int64_t r = first * job.block_rows; r < end; ++r) forward.row(r);
+  const int64_t parts = job.parts();
+  for (int64_t i = first; i < last; ++i) {
+    const Item item(job, i);
+    for (int64_t r = item.row; r < item.last_row; ++r) {
+      if (job.ignored(r)) continue;
+      const LossSums sums = forward.part(r, item.first, item.last);
+      parts == 1 ? sums.write(job.stats + r, job.rows) : void(job.of_parts[r * parts + item.part] = sums);
+    }
+  }
 }
 
 void forward(const LossJob& job, int64_t first, int64_t last, void* memory) {
@@ -341,18 +345,28 @@ void backward(const LossJob& job, int64_t first, int64_t last, void* memory) {
   });
   ParamSums<S> param_sums{scratch.sums, scratch.folded, 0, job.order};
 
-  for (int64_t block = first; block < last; ++block) {
-    const int64_t begin = block * job.block_rows, end = min(begin + job.block_rows, job.rows);
+  for (int64_t i = first; i < last; ++i) {
+    const Item item(job, i);
     if (job.sums != nullptr) param_sums.clear();
-    for (int64_t r = begin; r < end; ++r) backward_row_of(job, scratch.slopes, param_sums, r);
-    if (job.sums != nullptr) param_sums.total(job.sums + block * 4 * job.order);
+    for (int64_t r = item.row; r < item.last_row; ++r) {
+      backward_row_of(job, scratch.slopes, param_sums, r, item.first, item.last);
+    }
+    if (job.sums != nullptr) param_sums.total(job.sums + i * 4 * job.order);
   }
+}
+
+void add(void* sum, const void* part, int64_t entries) {
+  C* const to = static_cast<C*>(sum);
+  const T* const from = static_cast<const T*>(part);
+  each(
+      0, (entries + S::width - 1) / S::width, entries,
+      MULTIMAX_EACH { Memory<S, C>::store(to + at, load(to + at, n) + load(from + at, n), n); });
 }
 
 int64_t scratch_bytes(const LossJob& job) { return Scratch(job, nullptr).bytes; }
 
 }  // namespace
 
-const LossKernels MULTIMAX_OF_DTYPE(loss_kernels) = {scratch_bytes, forward, backward};
+const LossKernels MULTIMAX_OF_DTYPE(loss_kernels) = {scratch_bytes, forward, backward, add};
 
 }  // namespace multimax::MULTIMAX_ISA

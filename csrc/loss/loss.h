@@ -43,19 +43,59 @@ struct LossJob {
   const double *scale, *p_scale;  // (rows)
   void* out;                      // like x, and perhaps x itself
   int64_t out_stride;
-  double* sums;  // (blocks, 4 order), or null where the parameters need no gradient
-
-  int64_t block_rows;
+  double* sums;  // (items, 4 order), or null where the parameters need no gradient
 
   bool dense() const { return probabilities != nullptr || uniform != 0; }
-  int64_t blocks() const { return (rows + block_rows - 1) / block_rows; }
+  bool ignored(int64_t row) const { return target != nullptr && target[row] == ignore_index; }
+
+  // Work is divided into items: some short rows, or a part of a long one. Large enough that finishing an item's sums
+  // costs nothing, small enough to share evenly among many threads.
+  static constexpr int64_t part_entries = 8192;  // a multiple of the segments of all kernels
+  int64_t parts() const { return classes <= part_entries ? 1 : (classes + part_entries - 1) / part_entries; }
+  int64_t item_rows() const {
+    return parts() > 1 ? 1 : classes > 0 && 2 * part_entries / classes > 0 ? 2 * part_entries / classes : 1;
+  }
+  int64_t items() const { return (rows + item_rows() - 1) / item_rows() * parts(); }
+  struct LossSums* of_parts;  // (rows, parts), where there are several
+};
+
+// Sums over a part of a row: the forward's results but for the index's class, 0 where it lies elsewhere.
+struct LossSums {
+  double top = -__builtin_inf(), total = 0, score = 0, mass = 0, dot = 0, spread = 0, best = -1;
+
+  // The part that follows, to the higher of the two maxima.
+  void add(const LossSums& next) {
+    score += next.score;
+    const double higher = next.top > top ? next.top : top;
+    if (higher == -__builtin_inf()) {
+      total += next.total;  // 0, or NaN
+      mass += next.mass;
+      dot += next.dot;
+      return;
+    }
+    // a factor of 0 is 0, whatever it is multiplied with
+    auto times = [](double x, double y) { return x == 0 ? 0.0 : x * y; };
+    const double down = top - higher, next_down = next.top - higher;
+    const double a = __builtin_exp(down), b = __builtin_exp(next_down);
+    spread = times(a, spread + times(total, down)) + times(b, next.spread + times(next.total, next_down));
+    dot = dot + times(mass, down) + next.dot + times(next.mass, next_down);
+    mass += next.mass;
+    total = total * a + next.total * b;
+    if (next.top > top) best = next.best;
+    top = higher;
+  }
+  void write(double* stats, int64_t rows) const {
+    const double planes[loss_planes] = {top, total, score, mass, dot, spread, best};
+    for (int plane = 0; plane < loss_planes; ++plane) stats[plane * rows] = planes[plane];
+  }
 };
 
 // The kernels of one instruction set and dtype.
 struct LossKernels {
   int64_t (*scratch_bytes)(const LossJob&);  // that one thread needs, aligned to 64
-  void (*forward)(const LossJob&, int64_t first_block, int64_t last_block, void* scratch);
-  void (*backward)(const LossJob&, int64_t first_block, int64_t last_block, void* scratch);
+  void (*forward)(const LossJob&, int64_t first_item, int64_t last_item, void* scratch);
+  void (*backward)(const LossJob&, int64_t first_item, int64_t last_item, void* scratch);
+  void (*add)(void* sum, const void* part, int64_t entries);  // to sums of the compute type
 };
 
 MULTIMAX_DECLARE_DTYPES(LossKernels, loss_kernels)

@@ -389,6 +389,49 @@ class TestEdges:
         assert (x.grad[1] == 0).all()
         assert x.grad[0, 2] == 0
 
+    @needs_kernels
+    @pytest.mark.parametrize("kind", ["index", "ignored", "probabilities"])
+    def test_rows_in_parts(self, isa: str, kind: str) -> None:
+        """More classes than the kernel takes at once; one part is masked, and the largest entry is there twice."""
+        x, target = torch.randn(4, 20011, dtype=torch.float64), make_target(kind, 4, 20011, torch.float64)
+        if kind != "probabilities":
+            x[:, 8192:16384] = -torch.inf
+            target = torch.where(target < 0, target, target % 8192)
+            target[1] = 20010
+            x[2, [7, 20010]] = 9.0
+            target[2] = 7
+        results = []
+        for impl in (KERNEL, "reference"):
+            given = leaves(x, *(t.double() for t in parameters()))
+            loss, stats = multimax.multimax_cross_entropy(
+                given[0], target, *given[1:], reduction="sum", z_loss=0.1, return_stats=True, impl=impl
+            )
+            results.append([loss, *stats, *torch.autograd.grad(loss, given)])
+        assert results[0][0].isfinite()
+        for a, b in zip(*results, strict=True):
+            torch.testing.assert_close(a, b)
+
+    @pytest.mark.parametrize("impl", IMPLS)
+    @pytest.mark.parametrize("smoothing", [0.0, 1.0])
+    def test_what_is_not_wanted_costs_nothing(self, smoothing: float, impl: str) -> None:
+        """A masked target, if smoothing leaves nothing of it or its class has no weight."""
+        x, target = torch.randn(3, 5), torch.tensor([1, 1, 2])
+        x[:, 1] = -torch.inf
+        weight = torch.tensor([1.0, 0.0, 1.0, 2.0, 0.5])
+        (x,) = leaves(x)
+        losses = multimax.multimax_cross_entropy(
+            x, target, *zero(), weight=weight, label_smoothing=smoothing, z_loss=0.1, reduction="none", impl=impl
+        )
+        s = x[:, [0, 2, 3, 4]]
+        log_p = s.log_softmax(-1)
+        rest = torch.where(target == 1, 0.0, -log_p[:, 1])
+        if smoothing:
+            rest = -(log_p * weight[[0, 2, 3, 4]]).sum(-1) / 5
+        torch.testing.assert_close(losses, rest + 0.1 * s.logsumexp(-1).square())
+        (grad,) = torch.autograd.grad(losses.sum(), x)
+        assert grad.isfinite().all()
+        assert (grad[:, 1] == 0).all()
+
     @pytest.mark.parametrize("impl", ["auto", "reference"])
     def test_nan_shows_in_its_row(self, impl: str) -> None:
         coefs, knots = parameters()
@@ -606,6 +649,22 @@ class TestTraining:
         for a, b in zip(first, second, strict=True):
             torch.testing.assert_close(3 * a, b)
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *HALF], ids=str)
+    @pytest.mark.parametrize("kind", ["index", "all ignored"])
+    def test_a_second_backward_is_the_first_again(self, kind: str, dtype: torch.dtype) -> None:
+        """To the last bit; in float16 the gradients of a mean over many rows would vanish otherwise."""
+        target = make_target(kind, 40, 11)
+        given = leaves(torch.randn(40, 3, dtype=dtype), torch.randn(11, 3, dtype=dtype), *parameters())
+        h, w, *params = given
+        loss = multimax.linear_multimax_cross_entropy(
+            h, w, target, *params, weight=torch.rand(11) * 1e-4, z_loss=1e-5, chunk=16
+        )
+        first = torch.autograd.grad(loss, given, retain_graph=True)
+        second = torch.autograd.grad(loss, given, retain_graph=True)
+        for a, b in zip(first, second, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=0)
+            assert a.isfinite().all()
+
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
     def test_autocast(self, dtype: torch.dtype) -> None:
         """As a linear layer and torch's loss under autocast."""
@@ -652,6 +711,26 @@ class TestTraining:
         given = leaves(h, w)
         loss = multimax.linear_multimax_cross_entropy(*given, torch.full((8,), -100), *zero())
         assert all((grad == 0).all() for grad in torch.autograd.grad(loss, given))
+
+    @pytest.mark.parametrize("of", ["hidden states", "weight"])
+    def test_float16_whose_products_do_not_fit(self, of: str) -> None:
+        """A mean's gradient that fits in the end is not lost on the way to it."""
+        h, w = torch.randn(64, 4), torch.randn(11, 4)
+        if of == "hidden states":
+            h, w = h * 1e-6, torch.full((11, 4), -6e4)
+            w[0] = 6e4
+        else:
+            h, w = (h + 2) * 5e3, w * 1e-4
+        results = []
+        for dtype in (torch.float16, torch.float64):
+            given = leaves(h.half().to(dtype), w.half().to(dtype))
+            target = torch.zeros(64, dtype=torch.int64)
+            loss = multimax.linear_multimax_cross_entropy(*given, target, *zero(), chunk=32)
+            results.append(torch.autograd.grad(loss, given)[of == "weight"])
+        grad, exact = results
+        unscaled = exact.abs().max() * (64 if of == "hidden states" else 32)  # of a row, or of half of all rows
+        assert exact.abs().max() < 65504 < unscaled
+        assert (grad.double() - exact).norm() < 3e-3 * exact.norm()
 
     def test_loss_scaling_in_float16(self) -> None:
         """The gradient of a mean over many rows does not vanish before the loss scaling can save it."""

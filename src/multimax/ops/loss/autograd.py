@@ -190,7 +190,7 @@ class ReducedLinearLoss(torch.autograd.Function):
     """The sum over rows of scale * loss + z_scale * log-sum^2.
 
     All gradients are known, but for one factor, once the loss is: they are made in the forward, while the logits of a
-    chunk are there, and handed over by the first backward. Any further backward makes the logits again.
+    chunk are there, and handed over by the first backward. Any further backward makes them again, in the same way.
 
     float16 cannot represent the gradient of a mean over many rows, and the loss scaling that would help is part of the
     factor, which comes too late. So the gradients are kept in float32 there, for a sum of rows that weigh 1 at most,
@@ -206,8 +206,23 @@ class ReducedLinearLoss(torch.autograd.Function):
         call = rest._replace(**LinearGrads(*given)._asdict())
         ctx.kept = torch.ones_like(scale)  # the factor that the kept gradients include
         if call.dtype == torch.float16:
-            largest = 1 if call.weight is None else call.weight.abs().max().to(scale.dtype)
-            ctx.kept = torch.where((scale * largest).isfinite() & (scale * largest > 0), 1 / (scale * largest), 1.0)
+            largest = scale if call.weight is None else scale * call.weight.abs().max().to(scale.dtype)
+            if z_scale is not None:
+                largest = torch.maximum(largest, 2 * z_scale)
+            ctx.kept = torch.where(largest.isfinite() & (largest > 0), 1 / largest, 1.0)
+
+        ctx.rest, ctx.scales = rest, (scale, z_scale)
+        rows, ctx.grads = ReducedLinearLoss.make(ctx, call)
+        ctx.save_for_backward(*given)
+        loss = ReducedLinearLoss.reduce(rows.losses, rows.log_sum, scale, z_scale)
+        results = rows._replace(losses=loss).in_compute_dtype(call.dtype)
+        ctx.mark_non_differentiable(results.log_sum, results.entropy, results.best)
+        return tuple(results)
+
+    @staticmethod
+    def make(ctx: Any, call: LinearLossCall) -> tuple[Rows, LinearGrads]:
+        """The rows' results, and the gradients times the factor that is kept."""
+        scale, z_scale = ctx.scales
 
         def upstream(rows: Tensor, log_sum: Tensor) -> tuple[Tensor, Tensor]:
             of_losses = (scale * ctx.kept).to(log_sum.dtype).expand(rows.shape)
@@ -216,13 +231,7 @@ class ReducedLinearLoss(torch.autograd.Function):
             return of_losses, 2 * (z_scale * ctx.kept).to(log_sum.dtype) * log_sum
 
         _, _, _, *needed = ctx.needs_input_grad
-        rows, ctx.grads = rows_of_linear(call, upstream, LinearGrads(*needed), keep_wide=call.dtype == torch.float16)
-        ctx.rest, ctx.scales = rest, (scale, z_scale)
-        ctx.save_for_backward(*given, rows.log_sum)
-        loss = ReducedLinearLoss.reduce(rows.losses, rows.log_sum, scale, z_scale)
-        results = rows._replace(losses=loss).in_compute_dtype(call.dtype)
-        ctx.mark_non_differentiable(results.log_sum, results.entropy, results.best)
-        return tuple(results)
+        return rows_of_linear(call, upstream, LinearGrads(*needed), keep_wide=call.dtype == torch.float16)
 
     @staticmethod
     def reduce(losses: Tensor, log_sum: Tensor, scale: Tensor, z_scale: Tensor | None) -> Tensor:
@@ -233,7 +242,7 @@ class ReducedLinearLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         """Gradients of input, weight, bias, coefs and knots."""
-        *given, log_sum = ctx.saved_tensors
+        given = ctx.saved_tensors
         call = ctx.rest._replace(**LinearGrads(*given)._asdict())
         scale, z_scale = ctx.scales
         if traced(grad, *given):
@@ -242,21 +251,18 @@ class ReducedLinearLoss(torch.autograd.Function):
                 losses, log_sum = _all_at_once(call)(*tensors)
                 return (ReducedLinearLoss.reduce(losses, log_sum, scale, z_scale),)
 
-            return None, None, None, *_by_reference(function, tuple(given), (grad,))
+            return None, None, None, *_by_reference(function, given, (grad,))
         made, ctx.grads = ctx.grads, None
-        if made is not None:
-            factor = grad / ctx.kept
-            scaled = grad.device.type != "cpu" or factor.item() != 1
-            found: list[Tensor | None] = []
-            for of_tensor, t in zip(made, given, strict=True):
-                if of_tensor is not None and scaled:
-                    of_tensor.mul_(factor)
-                found.append(of_tensor if t is None or of_tensor is None else of_tensor.to(t.dtype))
-            return None, None, None, *found
-        of_log_sum = torch.zeros_like(log_sum) if z_scale is None else 2 * grad * z_scale * log_sum
-        both = ((grad * scale).expand(log_sum.shape[0]), of_log_sum.to(grad.dtype))
-        _, _, _, *needed = ctx.needs_input_grad
-        return None, None, None, *_linear_backward(both, call, LinearGrads(*needed))
+        if made is None:
+            _, made = ReducedLinearLoss.make(ctx, call)
+        factor = grad / ctx.kept
+        scaled = grad.device.type != "cpu" or factor.item() != 1
+        found: list[Tensor | None] = []
+        for of_tensor, t in zip(made, given, strict=True):
+            if of_tensor is not None and scaled:
+                of_tensor.mul_(factor)
+            found.append(of_tensor if t is None or of_tensor is None else of_tensor.to(t.dtype))
+        return None, None, None, *found
 
 
 def loss(call: LossCall | LinearLossCall) -> Rows:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from multimax.ops import dispatch, dtypes
+from multimax.ops.loss import products
 from multimax.ops.loss.call import LinearGrads, LinearLossCall, Logits, LossBackwardCall, LossCall, Rows, group_of
 from multimax.ops.loss.sums import SCORE, TOP, TOTAL, is_indices, joined, rows_of
 
@@ -57,15 +58,6 @@ class _Sums(dict[str, Tensor]):
         """Adds one more chunk's part, which may be kept."""
         self[name] = self[name].add_(part) if name in self else part
 
-    def add_product(self, name: str, a: Tensor, b: Tensor, wide: torch.dtype) -> None:
-        """The product of two matrices, added up in the wide dtype."""
-        if name not in self:
-            self[name] = torch.mm(a, b).to(wide)
-        elif a.dtype == wide:
-            self[name].addmm_(a, b)
-        else:
-            self[name].add_(torch.mm(a, b))
-
 
 Upstream = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 NOTHING = LinearGrads(False, False, False, False, False)
@@ -91,7 +83,14 @@ def rows_of_linear(
     projection = call.linear_weight.to(dtype)
     bias = None if call.linear_bias is None else call.linear_bias.to(dtype)
     wide = dtypes.compute_dtype(dtype)
-    buffer = call.input.new_empty((min(call.chunk, count), classes), dtype=dtype)
+    held = min(call.chunk, count)
+    rounded = needed.linear_weight and not keep_wide and held < count and wide != call.linear_weight.dtype == dtype
+    place = None
+    if rounded and held <= call.linear_weight.shape[1]:  # the weight's gradient takes the logits' memory at the end
+        place = torch.empty_like(call.linear_weight, memory_format=torch.contiguous_format)
+        buffer = place.view(-1)[: held * classes].view(held, classes)
+    else:
+        buffer = call.input.new_empty((held, classes), dtype=dtype)
     params_grad = needed.coefs or needed.knots
     implementation = _rows_by(call.impl)
     found: Rows | None = None
@@ -106,10 +105,7 @@ def rows_of_linear(
         hidden = (call.input[start:end] if counted is None else call.input[places]).to(dtype)
         targets = target[start:end] if counted is None else target[places]
         x = buffer[: end - start]
-        if bias is None:
-            torch.mm(hidden, projection.t(), out=x)
-        else:
-            torch.addmm(bias, hidden, projection.t(), out=x)
+        products.make_logits(hidden, projection, bias, x)
         logits = Logits(x, targets, call.coefs, call.knots, setting)
         sums = implementation.sums(logits)
         if call.group:
@@ -137,13 +133,10 @@ def rows_of_linear(
             grads.add("knots", of_knots)
         if needed.input:
             of_input = grads["input"]
-            if counted is None and of_input.dtype == dtype:
-                torch.mm(x, projection, out=of_input[start:end])
-            else:
-                of_input[places] = torch.mm(x, projection).to(of_input.dtype)
+            of_input[places] = products.input_grad(x, projection, of_input.dtype)
         if needed.linear_weight:
-            only = end - start == count  # nothing to add up then
-            grads.add_product("linear_weight", x.t(), hidden, dtype if only else wide)
+            only = end - start == count and not keep_wide
+            grads["linear_weight"] = products.weight_grad(x, hidden, grads.get("linear_weight"), only)
         if needed.linear_bias:
             grads.add("linear_bias", x.sum(0, dtype=wide))
 
@@ -155,6 +148,9 @@ def rows_of_linear(
                 grads[name] = grads[name].to(wide) if name == "input" else grads[name]
                 dist.all_reduce(grads[name], group=group_of(call.group))
     assert found is not None
+    if place is not None:
+        grads["linear_weight"] = place.copy_(grads["linear_weight"])
+    del buffer, x, logits
     final: dict[str, Tensor | None] = {}
     for name, need in needed._asdict().items():
         like = getattr(call, name)

@@ -40,7 +40,8 @@ def cross_entropy(call: LossCall) -> tuple[Tensor, Tensor]:
     ignored = target == call.ignore_index
     index = torch.where(ignored, 0, target)
     if x.shape[1]:
-        losses = losses - (1 - call.smoothing) * weights[index] * log_p.gather(-1, index[:, None])[:, 0]
+        of_target, share = log_p.gather(-1, index[:, None])[:, 0], (1 - call.smoothing) * weights[index]
+        losses = losses - torch.where((of_target == float("-inf")) & (share == 0), 0.0, share * of_target)
     return torch.where(ignored, 0.0, losses), torch.where(ignored, 0.0, lse)
 
 

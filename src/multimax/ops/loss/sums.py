@@ -59,7 +59,9 @@ def rows_of(sums: Tensor, target: Tensor, setting: Setting, classes: int) -> tup
         if setting.weight is not None:
             share = share * setting.weight.to(share.dtype)[torch.where(known, target, 0)]
         absent = sums[SCORE] == -torch.inf
-        losses = losses + share * torch.where(absent, torch.inf, (sums[TOP] - sums[SCORE]) + log_total)
+        cost = torch.where(absent, torch.inf, (sums[TOP] - sums[SCORE]) + log_total)
+        unwanted = absent & (share == 0) & ~log_total.isnan()  # costs nothing
+        losses = losses + torch.where(unwanted, 0, share * cost)
         mass = mass + torch.where(absent, 0, share)
         losses = torch.where(ignored, 0, losses)
         log_sum = torch.where(ignored, 0, log_sum)
