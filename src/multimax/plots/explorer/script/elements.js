@@ -44,11 +44,16 @@ function control(id, name, kind, get, set) {
   const range = make("input", { type: "range", id, min: low, max: high, step, "aria-label": name });
   const number = make("input",
     { type: "number", id: `${id}-number`, min, max, step, "aria-label": `${name}, as a number` });
-  range.addEventListener("input", () => change(() => set(scale.from(Number(range.value))), id));
+  // the value is read first: a change stops what is being played, and that shows the state as it was
+  range.addEventListener("input", () => {
+    const value = scale.from(Number(range.value));
+    change(() => set(value), id);
+  });
   number.addEventListener("input", () => {
     const fits = number.value !== "" && Number(number.value) >= min && Number(number.value) <= max;
     number.setAttribute("aria-invalid", !fits);
-    if (fits) change(() => set(Number(number.value)), id);
+    const value = Number(number.value);
+    if (fits) change(() => set(value), id);
     else say(`${name}: expected a number between ${min} and ${max}; the last one is kept`);
   });
   number.addEventListener("blur", () => { number.setAttribute("aria-invalid", false); update(); });
@@ -129,11 +134,15 @@ function makeDraggable(svg, handles) {
     const inReach = handles.filter(one => one.element.style.display !== "none");
     held = inReach.reduce((best, one) => distance(one) < distance(best) ? one : best);
     event.preventDefault(); // no text is selected
-    held.element.focus();
+    held.element.focus({ preventScroll: true });
     held.element.classList.add("held");
     svg.setPointerCapture(event.pointerId);
     held.grab(from);
   });
+  // a finger on a point drags it, and beside it moves the page; touch-action has no effect inside of a figure
+  svg.addEventListener("touchstart", event => {
+    if (event.target.closest(".handle")) event.preventDefault();
+  }, { passive: false });
   svg.addEventListener("pointermove", event => { if (held) held.drag(point(event), from); });
   for (const kind of ["pointerup", "pointercancel", "lostpointercapture"]) svg.addEventListener(kind, release);
 }

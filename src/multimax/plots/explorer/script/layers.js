@@ -32,7 +32,10 @@ function buildChoice() {
       else choose({ table, layer: Number(layer) - 1, head: 0 });
     });
   });
-  $("head").addEventListener("change", () => change(() => choose({ ...chosen, head: Number($("head").value) })));
+  $("head").addEventListener("change", () => {
+    const head = Number($("head").value) - 1;
+    change(() => choose({ ...chosen, head }));
+  });
   $("play").addEventListener("click", () => playing ? stopPlaying() : startPlaying());
   $("load").addEventListener("click", () => $("file").click());
   $("file").addEventListener("change", () => {
@@ -63,9 +66,9 @@ function updateChoice() {
   const heads = chosen && !isSoftmax(state) ? TABLES.get(chosen.table).layers[chosen.layer].sets.length : 1;
   $("head-choice").hidden = heads < 2;
   if ($("head").length !== heads) {
-    $("head").replaceChildren(...Array.from({ length: heads }, (_, i) => make("option", { value: i }, i + 1)));
+    $("head").replaceChildren(...Array.from({ length: heads }, (_, i) => make("option", {}, i + 1)));
   }
-  $("head").value = place ? place.head : "";
+  $("head").value = place ? place.head + 1 : "";
   $("play-text").textContent = playing ? "Pause" : `Play layers 1 to ${layers.length}`;
   $("play").classList.toggle("playing", Boolean(playing));
   $("play").disabled = layers.length < 2;
@@ -92,6 +95,7 @@ function startPlaying() {
   remember();
   playing = { table: tableToPlay(), head: chosen?.head ?? 0, elapsed: 0, last: null };
   playing.frame = requestAnimationFrame(playOn);
+  updateChoice();
 }
 
 // Stands at a layer for a while, then goes over to the next; at once, if the system asks for less motion.

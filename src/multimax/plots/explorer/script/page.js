@@ -24,7 +24,9 @@ function renderFigures() {
 // The badge: a larger score gets less weight where sigma falls.
 function updateFalls() {
   const { parts } = result.falls, range = ([from, to]) => `${minus(from.toFixed(2))} to ${minus(to.toFixed(2))}`;
-  const text = parts.length ? `σ falls from ${parts.map(range).join(" and from ")}: there a larger score gets less weight` : "";
+  const text = parts.length ? `σ falls from ${parts.map(range).join(" and from ")}: there a larger score gets less weight`
+    : "σ rises between these scores: a larger score gets more weight";
+  $("falls").classList.toggle("badge", parts.length > 0);
   if ($("falls").textContent !== text) $("falls").textContent = text; // else it would be read out again
 }
 

@@ -36,7 +36,10 @@ function buildTable() {
   const mean = make("input", { type: "checkbox", id: "mean" });
   // the mean as it is taken over into slider and box
   const current = () => state.threshold === "mean" ? Number(short(result.threshold)) : state.threshold;
-  mean.addEventListener("change", () => change(() => { state.threshold = mean.checked ? "mean" : current(); }));
+  mean.addEventListener("change", () => {
+    const value = mean.checked ? "mean" : current();
+    change(() => { state.threshold = value; });
+  });
   controls.push({ update() { mean.checked = state.threshold === "mean"; } });
   const setting = (id, title, letter, get, set, ...more) => {
     const inputs = control(id, title, id === "threshold" ? "x" : id, get, set);
