@@ -3,6 +3,8 @@
 import io
 import json
 import struct
+import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,8 @@ import torch
 import multimax
 from browser import Watched
 from explorer_page import agree, follow, in_python, state_of, until
+from multimax.plots import explorer
+from places import ROOT
 
 safetensors = pytest.importorskip("safetensors.torch", reason="no safetensors; pip install safetensors")
 SYMBOLS = ("t_b", "t_d", "b", "d")
@@ -238,6 +242,17 @@ def test_a_file_is_dropped(page: Any):
 
 
 # ---- pictures ----
+
+
+def test_the_preview(browser: Any, tmp_path: Path):
+    """That it is still taken, and of the size that the one in the documents has."""
+    from PIL import Image
+
+    tool, out = ROOT / "tools" / "explorer_preview.py", tmp_path / "preview.png"
+    subprocess.run([sys.executable, str(tool), "--out", str(out)], check=True)
+    with Image.open(out) as taken, Image.open(ROOT / "docs" / explorer.PREVIEW) as kept:
+        assert taken.size == kept.size
+        assert taken.width / taken.height == pytest.approx(1200 / 630, rel=0.01)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

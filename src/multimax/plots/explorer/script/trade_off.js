@@ -15,12 +15,13 @@ function drawTradeOff() {
     label(x, bottom + 16, share, { "text-anchor": "middle" });
     label(left - 6, y + 4, share * high, { "text-anchor": "end" });
   }
+  if (high > 1) line(left, place.y(1), right, place.y(1), "identity");
   label(right, bottom + 31, "sparsity S", { class: "name", "text-anchor": "end" });
   label(left + 7, bottom - 10, "↑ multi-modality M", { class: "name over" });
   const isDefined = ({ M, S }) => !Number.isNaN(M) && !Number.isNaN(S);
-  const line_ = result.tradeOff.filter(isDefined);
-  if (line_.length) {
-    const points = line_.map(({ M, S }) => `${place.x(S)},${place.y(M)}`);
+  const path = result.tradeOff.filter(isDefined);
+  if (path.length) {
+    const points = path.map(({ M, S }) => `${place.x(S)},${place.y(M)}`);
     parts.push(draw("polyline", { class: "path", points: points.join(" ") }));
     const taken = [];
     for (const temperature of [0.5, 2, 0.25, 5]) {
@@ -30,7 +31,7 @@ function drawTradeOff() {
       if (taken.some(([a, b]) => Math.hypot(a - x, b - y) < 30)) continue; // no room for its name
       taken.push([x, y]);
       parts.push(draw("circle", { class: "tick", cx: x, cy: y, r: 2.4 }));
-      const [dx, dy, anchor] = x < left + 60 ? [4, 18, "start"] : [-7, 14, "end"]; // below the line
+      const [dx, dy, anchor] = x < left + 60 ? [8, 1, "start"] : [-7, 14, "end"]; // beside the line
       label(x + dx, y + dy, `T = ${temperature}`, { class: "over", "text-anchor": anchor });
     }
     for (const { key, title } of FUNCTIONS) {
@@ -41,7 +42,7 @@ function drawTradeOff() {
       parts.push(element);
       if (key === "multimax") { // the one to look for
         const isRight = place.x(S) > left + 100;
-        label(place.x(S) + (isRight ? -15 : 15), place.y(M) + 5, title,
+        label(place.x(S) + (isRight ? -15 : 15), place.y(M) + 5, result.falls.parts.length ? `${title} ⚠` : title,
           { class: "by-multimax over", "text-anchor": isRight ? "end" : "start" });
       }
     }
