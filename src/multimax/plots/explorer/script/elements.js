@@ -74,7 +74,8 @@ function mark(key, x, y, size) {
   const style = { class: `mark of-${key}` }, up = -Math.PI / 2;
   if (key === "softmax") return draw("circle", { ...style, cx: x, cy: y, r: size * 0.86 });
   const points = {
-    sparsemax: polygon(4, Math.PI / 4), entmax: polygon(3, up), evsoftmax: polygon(4, up), multimax: polygon(10, up, 0.5),
+    sparsemax: polygon(4, Math.PI / 4), entmax: polygon(3, up), evsoftmax: polygon(4, up),
+    multimax: polygon(10, up, 0.5),
   }[key];
   return draw("polygon", { ...style, points });
 }
@@ -99,7 +100,8 @@ function figureSize(svg, height) {
 // A point of a figure that can be dragged, or moved by the keys: a slider to those who do not see it.
 function handle(id, shape, { grab, drag, key }) {
   const element = draw("g", { id, class: "handle", role: "slider", tabindex: 0 });
-  element.append(draw("circle", { class: "reach", r: REACH }), draw("circle", { class: "ring", r: REACH - 2 }), ...shape);
+  const rings = [draw("circle", { class: "reach", r: REACH }), draw("circle", { class: "ring", r: REACH - 2 })];
+  element.append(...rings, ...shape);
   element.addEventListener("keydown", event => {
     if (!event.ctrlKey && !event.metaKey && !event.altKey && key(event.key)) event.preventDefault();
   });

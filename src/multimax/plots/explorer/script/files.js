@@ -62,7 +62,8 @@ async function readHeader(file) {
 async function readTensor(file, start, name, entry) {
   const { dtype, shape, data_offsets: offsets } = isObject(entry) ? entry : {};
   if (!Object.hasOwn(TYPES, dtype)) refuse(`${name} in ${Object.keys(TYPES).join(", ")}`, shown(String(dtype)));
-  if (!Array.isArray(shape) || !shape.every(isCount)) refuse(`${name} with a shape`, shown(JSON.stringify(shape) ?? ""));
+  const hasShape = Array.isArray(shape) && shape.every(isCount);
+  if (!hasShape) refuse(`${name} with a shape`, shown(JSON.stringify(shape) ?? "none"));
   const [size, read] = TYPES[dtype], count = shape.reduce((product, length) => product * length, 1);
   const isRange = Array.isArray(offsets) && offsets.length === 2 && offsets.every(isCount)
     && offsets[1] - offsets[0] === count * size && start + offsets[1] <= file.size;
@@ -81,15 +82,19 @@ async function readSafetensors(file) {
     if (!Object.hasOwn(header, partner)) refuse(`${partner} beside ${name}`, "none");
     const coefs = await readTensor(file, start, name, header[name]);
     const knots = await readTensor(file, start, partner, header[partner]);
-    if (String(coefs.shape) !== String(knots.shape)) refuse(`${name} and ${partner} of one shape`, `(${coefs.shape}) and (${knots.shape})`);
+    if (String(coefs.shape) !== String(knots.shape)) {
+      refuse(`${name} and ${partner} of one shape`, `(${coefs.shape}) and (${knots.shape})`);
+    }
     // (N, 2), or (H, N, 2) for one set per head; the published code has one vector of length 2 N
     const isVector = last !== "coefs", order = isVector ? coefs.shape[0] / 2 : coefs.shape.at(-2);
     const fits = isVector ? coefs.shape.length === 1 : [2, 3].includes(coefs.shape.length) && coefs.shape.at(-1) === 2;
     const shapes = isVector ? "(2) or (4)" : "(1, 2), (2, 2) or (heads, 1 or 2, 2)";
-    if (!fits || ![1, 2].includes(order) || !coefs.values.length) refuse(`${name} of shape ${shapes}`, `(${coefs.shape.join(", ")})`);
+    if (!fits || ![1, 2].includes(order) || !coefs.values.length) {
+      refuse(`${name} of shape ${shapes}`, `(${coefs.shape.join(", ")})`);
+    }
     const layer = prefix.replace(/\.$/, "") || "model";
     const sets = Array.from({ length: coefs.values.length / (2 * order) }, (_, head) => {
-      const of = (tensor, side) => Array.from({ length: order }, (_, n) => tensor.values[(head * order + n) * 2 + side]);
+      const of = ({ values }, side) => Array.from({ length: order }, (_, n) => values[(head * order + n) * 2 + side]);
       return checkedSet(layer, {
         t_b: of(coefs, 0).map(c => 1 - c), t_d: of(coefs, 1).map(c => 1 + c), b: of(knots, 0), d: of(knots, 1),
       });
@@ -117,8 +122,9 @@ function readLayer(name, layer) {
     const set = Object.fromEntries(keys.map(key => [key, perHead ? layer[key][head] : layer[key]]));
     for (const key of keys) {
       const got = set[key];
-      const fits = Array.isArray(got) && (got.length === 1 || got.length === 2) && (!perHead || layer[key].length === heads);
-      if (!fits) refuse(`${key} of ${name} with one number per order, 1 or 2, for ${heads} head${heads > 1 ? "s" : ""}`, shown(JSON.stringify(layer[key])));
+      const isSet = Array.isArray(got) && (got.length === 1 || got.length === 2);
+      const fits = isSet && (!perHead || layer[key].length === heads), whose = perHead ? `, for ${heads} heads` : "";
+      if (!fits) refuse(`${key} of ${name} with one number per order, 1 or 2${whose}`, shown(JSON.stringify(layer[key])));
     }
     return checkedSet(name, set);
   });
@@ -130,7 +136,8 @@ async function readJson(file) {
   const found = parsed(await file.text(), "a file in JSON");
   const isList = Array.isArray(found);
   if (!isList && !isObject(found)) refuse("layers in a list or by name", shown(JSON.stringify(found)));
-  const layers = Object.entries(found).map(([name, layer]) => readLayer(isList ? `layer ${Number(name) + 1}` : name, layer));
+  const nameOf = key => isList ? `layer ${Number(key) + 1}` : key;
+  const layers = Object.entries(found).map(([key, layer]) => readLayer(nameOf(key), layer));
   return layers.length ? layers : refuse("at least one layer", "none");
 }
 

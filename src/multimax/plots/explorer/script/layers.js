@@ -81,7 +81,8 @@ async function load(file) {
     fillChoice();
     change(() => choose({ table: "file", layer: 0, head: 0 }));
     const heads = layers[0].sets.length;
-    say(`${layers.length} layer${layers.length > 1 ? "s" : ""}${heads > 1 ? `, ${heads} heads` : ""}, from ${file.name}`);
+    const perHead = heads > 1 ? `, ${heads} heads` : "";
+    say(`${layers.length} layer${layers.length > 1 ? "s" : ""}${perHead}, from ${file.name}`);
   } catch (error) {
     warn(`${file.name} was not loaded: ${error.message}.`);
   }
@@ -104,12 +105,15 @@ function playOn(now) {
   const setOf = layer => layers[layer].sets[Math.min(playing.head, layers[layer].sets.length - 1)];
   playing.elapsed += Math.min(now - (playing.last ?? now), 100); // a page in the background waits
   playing.last = now;
-  const position = Math.min(playing.elapsed / 1000 / SECONDS_PER_LAYER, layers.length - 1), layer = Math.floor(position);
+  const position = Math.min(playing.elapsed / 1000 / SECONDS_PER_LAYER, layers.length - 1);
+  const layer = Math.floor(position);
   const head = layers[layer].sets.indexOf(setOf(layer)), share = Math.max(position - layer - 0.45, 0) / 0.55;
   choose({ table: playing.table, layer, head });
   if (share > 0 && !calm.matches && setOf(layer).t_b.length === setOf(layer + 1).t_b.length) {
     const next = modulatorOf(setOf(layer + 1)), smooth = share * share * (3 - 2 * share);
-    for (const { key } of PARAMETERS) state[key] = state[key].map((value, n) => value + smooth * (next[key][n] - value));
+    for (const { key } of PARAMETERS) {
+      state[key] = state[key].map((value, n) => value + smooth * (next[key][n] - value));
+    }
   }
   if (position === layers.length - 1) stopPlaying();
   else {

@@ -175,7 +175,8 @@ function start() {
   $("reset").addEventListener("click", () => { change(() => { state = defaultState(); }); say("As at the start"); });
   $("dismiss").addEventListener("click", () => { $("message").hidden = true; });
   addEventListener("keydown", event => {
-    if (!event.ctrlKey && !event.metaKey || event.target.matches("input[type=number], textarea")) return; // which have their own
+    const hasItsOwn = event.target.matches("input[type=number], textarea");
+    if (hasItsOwn || !event.ctrlKey && !event.metaKey) return;
     const key = event.key.toLowerCase(), isRedo = key === "y" || key === "z" && event.shiftKey;
     if (key !== "z" && key !== "y") return;
     event.preventDefault();

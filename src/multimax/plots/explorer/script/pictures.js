@@ -12,7 +12,8 @@ function standalone(svg, title) {
     const style = getComputedStyle(element), isText = element.matches("text, tspan");
     if (style.display === "none" || element.matches(".reach, .ring")) leftOut.push(copies[i]);
     if (element.matches("circle, line, polygon, polyline, rect, text, tspan")) {
-      for (const name of isText ? [...DRAWN, ...WRITTEN] : DRAWN) copies[i].setAttribute(name, style.getPropertyValue(name));
+      const names = isText ? [...DRAWN, ...WRITTEN] : DRAWN;
+      for (const name of names) copies[i].setAttribute(name, style.getPropertyValue(name));
     }
     for (const { name } of [...copies[i].attributes]) {
       if (/^(class|style|role|tabindex|aria-.*|data-.*)$/.test(name)) copies[i].removeAttribute(name);
@@ -35,7 +36,8 @@ function legendOf(svg, width, y) {
     const x = gap * i + 12, element = mark(key, x, y, 6);
     element.removeAttribute("class");
     element.setAttribute("fill", getComputedStyle(icons[i].querySelector(".mark")).fill);
-    parts.push(element, draw("text", { x: x + 10, y: y + 4, fill: color, "font-size": 10.5, "font-family": fontFamily }, title));
+    const text = { x: x + 10, y: y + 4, fill: color, "font-size": 10.5, "font-family": fontFamily };
+    parts.push(element, draw("text", text, title));
   });
   return parts;
 }
@@ -76,7 +78,8 @@ function buildPictures() {
     const svg = $(place.dataset.save), { textContent: title } = svg.closest("section").querySelector("h2");
     for (const format of ["svg", "png"]) {
       const name = `Save “${title}” as ${format.toUpperCase()}`;
-      const button = make("button", { type: "button", class: "small", "aria-label": name, title: name }, format.toUpperCase());
+      const attributes = { type: "button", class: "small", "aria-label": name, title: name };
+      const button = make("button", attributes, format.toUpperCase());
       button.addEventListener("click", () => savePicture(svg, format));
       place.append(button);
     }

@@ -9,10 +9,10 @@ function buildSigma() {
   for (const n of [0, 1]) {
     for (const { key, kind, letter, index, about } of PARAMETERS) {
       const id = `${key}${n + 1}-point`, side = letter === "b" || index === "b" ? -1 : 1, step = STEPS[kind];
-      const set = value => change(() => {
-        state[key][n] = between(Math.round(value / step) * step, LIMITS[kind]);
-        state[key][n] = Number(state[key][n].toFixed(2));
-      }, id);
+      const set = value => {
+        const stepped = Number((Math.round(value / step) * step).toFixed(2)); // without what 0.1 + 0.2 leaves behind
+        change(() => { state[key][n] = between(stepped, LIMITS[kind]); }, id);
+      };
       let before;
       const shape = kind === "knot"
         ? [draw("circle", { class: "point", r: 6 })]
@@ -44,7 +44,8 @@ function buildSigma() {
 function drawSigma() {
   const [width, height] = figureSize($("sigma"), size => between(size * 0.7, [310, 480]));
   const left = 34, right = width - 10, top = 28, bottom = height - 36, { curve, low, high } = result;
-  const margin = (high - low) / 4, perX = (right - left) / (high - low), perY = (bottom - top) / (high - low + 2 * margin);
+  const margin = (high - low) / 4;
+  const perX = (right - left) / (high - low), perY = (bottom - top) / (high - low + 2 * margin);
   const place = { x: value => left + (value - low) * perX, y: value => bottom - (value - low + margin) * perY };
   plot = { perX, perY };
   const parts = [], clip = draw("clipPath", { id: "inside" });
@@ -83,7 +84,8 @@ function drawSigma() {
       line(at, top, at, bottom, "knot");
       // each knot's name at its own height, so that names of close knots stay apart
       const room = at < right - 20 ? { x: at + 4 } : { x: at - 4, "text-anchor": "end" };
-      parts.push(draw("text", { ...room, y: bottom - 8 - 14 * (2 * n + i), class: "over" }, ...drawnSymbol(letter, n + 1)));
+      const y = bottom - 8 - 14 * (2 * n + i);
+      parts.push(draw("text", { ...room, y, class: "over" }, ...drawnSymbol(letter, n + 1)));
     }
   }
   const points = curve.x.map((x, i) => `${place.x(x)},${place.y(curve.y[i])}`);

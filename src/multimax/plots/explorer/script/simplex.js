@@ -41,7 +41,8 @@ function buildSimplex() {
     });
     const about = `${title} of x1, x2, x3: left and right between x1 and x2, up and down for x3`;
     made.element.setAttribute("aria-label", about);
-    for (const [name, value] of Object.entries({ valuemin: 0, valuemax: 1 })) made.element.setAttribute(`aria-${name}`, value);
+    made.element.setAttribute("aria-valuemin", 0);
+    made.element.setAttribute("aria-valuemax", 1);
     made.element.dataset.function = key;
     simplexHandles[key] = made;
     $("simplex-points").append(made.element);
@@ -66,7 +67,8 @@ function drawSimplex() {
   parts.push(draw("polygon", { class: "edge", points: corners.map(String).join(" ") }));
   corners.forEach(([x, y], i) => {
     const place = { class: "name", x, y: y + (i === 2 ? -10 : 22), "text-anchor": "middle" };
-    parts.push(draw("text", place, ...drawnSymbol("x", i + 1), draw("tspan", { dy: -3 }, ` = ${minus(short(state.x[i]))}`)));
+    const value = draw("tspan", { dy: -3 }, ` = ${minus(short(state.x[i]))}`);
+    parts.push(draw("text", place, ...drawnSymbol("x", i + 1), value));
   });
   parts.push(draw("polyline", { class: "path", points: result.path.map(onSimplex).map(String).join(" ") }));
   for (const temperature of [2, 5]) { // cold ones lie near a corner or an edge, among the other functions

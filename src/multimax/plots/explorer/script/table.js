@@ -104,7 +104,8 @@ function updateTable() {
   for (const letter of ["M", "S"]) {
     const best = Math.max(...FUNCTIONS.map(({ key }) => isFair(key) ? result[letter][key] : -Infinity));
     FUNCTIONS.forEach(({ key }, k) => {
-      const value = result[letter][key], note = isFair(key) ? "" : "not comparable, since sigma falls between these scores";
+      const value = result[letter][key];
+      const note = isFair(key) ? "" : "not comparable, since sigma falls between these scores";
       measures[letter][k].update(value, { isBest: value === best, note });
     });
   }
