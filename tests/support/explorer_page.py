@@ -30,7 +30,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> str:
 def watched(browser: Any, address: str) -> Iterator[Watched]:  # noqa: F811
     """A page that has to stay silent and to ask for nothing."""
     context = browser.new_context(viewport={"width": 1280, "height": 900}, accept_downloads=True)
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(60_000)
     watched = Watched(context.new_page())
     yield watched
     context.close()
@@ -46,11 +46,11 @@ def page(watched: Watched, address: str) -> Any:
 
 def until(page: Any, condition: str) -> None:
     """Waits. Not by playwright's wait_for_function: it evaluates text in the page, whose policy forbids that."""
-    for _ in range(400):
+    for _ in range(1200):
         if page.evaluate(condition):
             return
         page.wait_for_timeout(50)
-    pytest.fail(f"waited 20 seconds in vain for: {condition}")
+    pytest.fail(f"waited a minute in vain for: {condition}")
 
 
 def state_of(page: Any) -> dict[str, Any]:
