@@ -62,6 +62,19 @@ def test_command_saves_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "own.html: open it in a browser" in capsys.readouterr().out
 
 
+def test_command_fills_in_addresses(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    addresses = ["--site", "https://example.org/docs/", "--repository", "https://example.org/code"]
+    assert cli.main(["explore", "--save", str(tmp_path / "own.html"), *addresses]) == 0
+    text = (tmp_path / "own.html").read_text(encoding="utf-8")
+    assert text == explorer.page(site="https://example.org/docs/", repository="https://example.org/code")
+    assert 'content="https://example.org/docs/figures/explorer.png"' in text
+    capsys.readouterr()
+    assert cli.main(["explore", *addresses]) == 1
+    assert "multimax: expected --site and --repository with --save FILE.html" in capsys.readouterr().err
+    assert cli.main(["explore", "--save", str(tmp_path / "own.html"), "--site", "example.org"]) == 1
+    assert "multimax: expected site to be an address such as https://" in capsys.readouterr().err
+
+
 def test_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

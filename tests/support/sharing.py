@@ -5,7 +5,14 @@ from typing import Any
 import pytest
 
 # Their tests share what a fixture makes once for all of them: trained models, a browser, processes.
-TOGETHER = ("test_distributed.py", "test_explorer.py", "test_report.py", "test_timm.py")
+TOGETHER = (
+    "test_distributed.py",
+    "test_explorer.py",
+    "test_explorer_controls.py",
+    "test_explorer_files.py",
+    "test_report.py",
+    "test_timm.py",
+)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -11,12 +11,13 @@ from multimax.cli.errors import Refused
 from multimax.plots import explorer
 
 TEXT = """\
-Opens an interactive page: sliders for the parameters of MultiMax and for an input, the layers of the paper, sigma, the
-weights next to those of softmax, sparsemax, entmax-1.5 and Ev-SoftMax, the simplex, and the paper's M and S.
+Opens an interactive page: drag the knots and slopes of sigma, or the weights on the
+simplex, play the layers of the paper, open those of a model of your own, and see the
+weights beside those of softmax, sparsemax, entmax and Ev-SoftMax, and the paper's M and S.
 
 examples:
-  multimax explore                          serve it on this machine, until Ctrl-C
-  multimax explore --save explorer.html     one file, to keep or to send; it works offline
+  multimax explore                         serve it on this machine, until Ctrl-C
+  multimax explore --save explorer.html    one file, to keep or to send; it works offline
 """
 
 
@@ -34,14 +35,21 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--save", type=Path, metavar="FILE.html", help="write the page to a file instead of serving it"
     )
+    command.add_argument("--site", metavar="URL", help="with --save: the folder on the web that the file is put in")
+    command.add_argument("--repository", metavar="URL", help="with --save: what the page links to as its repository")
     command.set_defaults(function=explore)
 
 
 def explore(options: argparse.Namespace) -> None:
     """Serves the page, or saves it."""
+    if options.save is None and (options.site or options.repository):
+        raise Refused("multimax: expected --site and --repository with --save FILE.html, got them without")
     if options.save is not None:
         try:
-            options.save.write_text(explorer.page(), encoding="utf-8")
+            text = explorer.page(repository=options.repository, site=options.site)
+            options.save.write_text(text, encoding="utf-8")
+        except ValueError as error:
+            raise Refused(str(error)) from error
         except OSError as error:
             raise Refused(
                 f"multimax: expected a file that can be written, got {options.save}: {error.strerror}"
