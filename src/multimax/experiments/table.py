@@ -11,8 +11,10 @@ from scipy import stats  # type: ignore[import-untyped]
 from multimax.experiments import results, tasks
 from multimax.experiments.results import OF_RESULT, Run, Sweep
 from multimax.experiments.tasks import Metric
+from multimax.metrics.layer_names import layer_names
 from multimax.reweighting.layer import SYMBOLS  # the paper's, which have one value per order
 
+FEW = 5  # seeds, below which an interval comes with a warning
 ARROWS = {"higher": "↑", "lower": "↓"}
 
 
@@ -109,6 +111,8 @@ def _difference_cell(runs: Sequence[Run], baseline: Sequence[Run], name: str) ->
         return "-"
     mean, low, high = (_number(value, METRICS[name].digits, "+") for value in (found.mean, found.low, found.high))
     seeds = f" ({found.seeds} seeds)" if found.seeds != len(runs) else ""
+    if found.seeds < FEW:
+        seeds = f" (only {found.seeds} seeds)"
     return f"{mean} [{low}, {high}]{seeds}"
 
 
@@ -200,6 +204,11 @@ def notes(sweep: Sweep, metrics: Sequence[str] | None = None) -> list[str]:
             "confidence interval by Student's t."
         )
     found = [legend]
+    if len(sweep.labels) > 1 and any(1 < len(sweep.of(label)) < FEW for label in sweep.labels):
+        found.append(
+            f"Fewer than {FEW} seeds: the interval takes for granted that the differences are normal, which so few cannot "
+            "show. It is a hint, not a result."
+        )
     diverged = [run for run in sweep.runs if not run.finished]
     if diverged:
         texts = (
@@ -215,10 +224,12 @@ def notes(sweep: Sweep, metrics: Sequence[str] | None = None) -> list[str]:
     found += [_cost(sweep), *_environments(sweep)]
     paper = _paper(sweep, main)
     if paper:
-        found.append(
-            f"The column of the paper: {paper['metric'].replace('_', ' ')} of {paper['setting']}, as printed there. "
-            "These small runs cannot be compared with it but for the direction."
-        )
+        what = f"{METRICS[main].title} of {paper['setting']}"
+        if _of_paper(sweep, paper):
+            found.append(f"The column of the paper: {what}, as printed there.")
+        else:
+            values = ", ".join(f"{label} {value}" for label, value in paper["values"].items() if label in sweep.labels)
+            found.append(f"The paper has another task, to be compared by the direction alone: {what}: {values}.")
     return [" ".join(note.split()) for note in found]
 
 
@@ -226,6 +237,11 @@ def _paper(sweep: Sweep, main: str) -> dict[str, Any] | None:
     """The paper's figures, if they are of the metric that methods are compared by here."""
     paper: dict[str, Any] | None = sweep.about.get("paper")
     return paper if paper and paper["metric"] == main else None
+
+
+def _of_paper(sweep: Sweep, paper: Mapping[str, Any]) -> bool:
+    """Whether the runs are of the paper's own setting, so that its figures may stand beside them."""
+    return bool(sweep.about["preset"] == paper.get("preset"))
 
 
 def _chosen(sweep: Sweep, metrics: Sequence[str] | None) -> list[str]:
@@ -291,6 +307,7 @@ def rows(sweep: Sweep, metrics: Sequence[str] | None = None, baseline: str | Non
         known = ", ".join(map(repr, sweep.labels))
         raise ValueError(f"multimax: expected the baseline to be a method of the sweep, {known}, got {baseline!r}")
     paper = _paper(sweep, chosen[0])
+    paper = paper if paper and _of_paper(sweep, paper) else None
     head = ["method", *(f"{METRICS[name].title} {ARROWS[METRICS[name].better]}" for name in chosen), "seeds"]
     found = [[*head, f"difference to {baseline} (95%)", *(["paper"] if paper else [])]]
     for label in sweep.labels:
@@ -301,12 +318,6 @@ def rows(sweep: Sweep, metrics: Sequence[str] | None = None, baseline: str | Non
         row.append("" if label == baseline else _difference_cell(runs, sweep.of(baseline), chosen[0]))
         found.append(row + ([str(paper["values"].get(label, "-"))] if paper else []))
     return found
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """A key: layers.10 behind layers.9, a decoder behind its encoder, and what has no number, an output layer, last."""
-    place = 2 if not re.search(r"\d", name) else 1 if "decoder." in name else 0
-    return [(place, ""), *((int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name))]
 
 
 def _flat(value: Any) -> list[float]:
@@ -369,20 +380,20 @@ def parameter_rows(sweep: Sweep, label: str) -> tuple[list[list[str]], str]:
         raise ValueError(f"multimax: expected learned parameters of {label!r}, got {what}")
     titles = sorted({column for columns in layers.values() for column in columns})
     found = [["layer", *(title for _, _, title in titles)]]
-    for layer in sorted(layers, key=_natural):
+    for layer, shown in layer_names(layers).items():
         cells = []
         for column in titles:
             values = layers[layer].get(column)
             text = "-" if values is None else _spread(values, 4)
             cells.append(text if values is None or len(values) == len(runs) else f"{text} (n = {len(values)})")
-        found.append([layer or "(model)", *cells])
+        found.append([shown, *cells])
     diverged = len(sweep.of(label)) - len(runs)
     spread = f"mean ± standard deviation over {len(runs)} seeds" if len(runs) > 1 else "one seed"
     return found, f"{label}: {spread}{f'; {diverged} diverged and not in it' if diverged else ''}."
 
 
 def learned_layers(sweep: Sweep, label: str) -> dict[str, list[dict[str, list[float]]]]:
-    """MultiMax's parameters by layer, of each finished run and each head, in the paper's symbols.
+    """MultiMax's parameters by layer as it is shown, of each finished run and each head, in the paper's symbols.
 
     Args:
         sweep: what :func:`multimax.experiments.results.read` gave.
@@ -402,4 +413,12 @@ def learned_layers(sweep: Sweep, label: str) -> dict[str, list[dict[str, list[fl
             found.setdefault(layer, []).extend({s: one[s] for s in SYMBOLS} for one in sets)
     if not found:
         raise ValueError(f"multimax: expected finished runs of MultiMax under the label {label!r}, got none")
-    return {layer: found[layer] for layer in sorted(found, key=_natural)}
+    return {shown: found[layer] for layer, shown in layer_names(found).items()}
+
+
+def line_of(sweep: Sweep, label: str) -> str:
+    """What one of several lines of a layer is, where each set of :func:`learned_layers` is a line."""
+    runs = [run for run in sweep.of(label) if run.result.get("parameters")]
+    layers = [layer for run in runs for layer in run.result["parameters"].values() if set(SYMBOLS) <= set(layer)]
+    heads = any(isinstance(layer["t_b"][0], list) for layer in layers)
+    return " and ".join(["seed"] * (len(runs) > 1 or not heads) + ["head"] * heads)

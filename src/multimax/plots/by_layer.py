@@ -82,9 +82,7 @@ def patch_similarity(runs: Mapping[str, Epochs | logs.Entries], *, measure: str 
         _layers(axes, max(map(len, run.values())))
     style.labels(figure, "layer", style.plain(style.words(measure)))
     if min(epochs) < max(epochs):
-        bar = figure.colorbar(ScalarMappable(scale, shades), ax=figure.axes, aspect=30, pad=0.02)
-        bar.set_label("epoch", fontsize=style.TEXT)
-        bar.ax.tick_params(labelsize=style.TICKS)
+        style.bar(figure, ScalarMappable(scale, shades), "epoch")
     return figure
 
 
