@@ -62,7 +62,9 @@ def draw(sweep: Path, out: Path, seed: int, ending: str = "svg") -> None:
         said = {label: model(pixel_values=pixels).logits.argmax(-1) for label, model in models.items()}
     for label, found in said.items():
         right = (found == labels).float().mean().item()
-        print(f"{label}: takes the digits {labels[:PICTURES].tolist()} for {found[:PICTURES].tolist()}, {right:.1%} right")
+        print(
+            f"{label}: takes the digits {labels[:PICTURES].tolist()} for {found[:PICTURES].tolist()}, {right:.1%} right"
+        )
     print(f"attention of a {labels[DIGIT]}: {out}")
 
 

@@ -1,4 +1,4 @@
-"""The results of a sweep as Markdown."""
+"""The results of a sweep as Markdown, or in the columns of a terminal."""
 
 import math
 import re
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from scipy import stats  # type: ignore[import-untyped]
 
-from multimax.experiments import results, tasks
+from multimax.experiments import results, tasks, terminal
 from multimax.experiments.results import OF_RESULT, Run, Sweep
 from multimax.experiments.tasks import Metric
 from multimax.metrics.layer_names import layer_names
@@ -206,8 +206,8 @@ def notes(sweep: Sweep, metrics: Sequence[str] | None = None) -> list[str]:
     found = [legend]
     if len(sweep.labels) > 1 and any(1 < len(sweep.of(label)) < FEW for label in sweep.labels):
         found.append(
-            f"Fewer than {FEW} seeds: the interval takes for granted that the differences are normal, which so few cannot "
-            "show. It is a hint, not a result."
+            f"Fewer than {FEW} seeds: the interval takes for granted that the differences are normal, which so few "
+            "cannot show. It is a hint, not a result."
         )
     diverged = [run for run in sweep.runs if not run.finished]
     if diverged:
@@ -299,6 +299,25 @@ def markdown(sweep: Sweep, metrics: Sequence[str] | None = None, baseline: str |
     return "\n".join([_table(rows(sweep, metrics, baseline)), "", *(f"- {note}" for note in notes(sweep, metrics))])
 
 
+def text(
+    sweep: Sweep, metrics: Sequence[str] | None = None, baseline: str | None = None, width: int | None = None
+) -> str:
+    """The same as :func:`markdown`, in the columns of a terminal where one is given.
+
+    Args:
+        sweep: what :func:`read` gave.
+        metrics: as for :func:`markdown`.
+        baseline: likewise.
+        width: of the terminal; None for Markdown.
+    """
+    if width is None:
+        return markdown(sweep, metrics, baseline)
+    cells, others = rows(sweep, metrics, baseline), len(_chosen(sweep, metrics)) - 1
+    # the difference next to its metric, with which it fits into one block
+    moved = [[*row[:2], row[3 + others], row[2 + others], *row[2 : 2 + others], *row[4 + others :]] for row in cells]
+    return f"{terminal.table(moved, width)}\n\n{terminal.notes(notes(sweep, metrics), width)}"
+
+
 def rows(sweep: Sweep, metrics: Sequence[str] | None = None, baseline: str | None = None) -> list[list[str]]:
     """The cells of :func:`markdown`'s table, the head first."""
     chosen = _chosen(sweep, metrics)
@@ -353,8 +372,15 @@ def parameters_markdown(sweep: Sweep, label: str) -> str:
     Returns:
         The text.
     """
+    return parameters_text(sweep, label)
+
+
+def parameters_text(sweep: Sweep, label: str, width: int | None = None) -> str:
+    """The same as :func:`parameters_markdown`, in the columns of a terminal where one is given."""
     found, note = parameter_rows(sweep, label)
-    return f"{_table(found)}\n\n- {note}"
+    if width is None:
+        return f"{_table(found)}\n\n- {note}"
+    return f"{terminal.table(found, width)}\n\n{terminal.notes([note], width)}"
 
 
 def parameter_rows(sweep: Sweep, label: str) -> tuple[list[list[str]], str]:

@@ -40,10 +40,8 @@ def darkened(colour: str) -> str:
     rgb = torch.tensor([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)], dtype=torch.float64)
     linear = torch.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     light, a, b = (lab @ (cones @ linear) ** (1 / 3)).tolist()
-    if (a * a + b * b) ** 0.5 < NEUTRAL:
-        light = INK - (INK - PAPER) * light**2  # squared, so that a pale grid is not lost
-    else:
-        light = 0.58 + 0.4 * light
+    grey = (a * a + b * b) ** 0.5 < NEUTRAL
+    light = INK - (INK - PAPER) * light**2 if grey else 0.58 + 0.4 * light  # squared: a pale grid is not to be lost
     answers = torch.linalg.solve(lab, torch.tensor([light, a, b], dtype=torch.float64))
     linear = torch.linalg.solve(cones, answers**3).clamp(0, 1)
     rgb = torch.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)

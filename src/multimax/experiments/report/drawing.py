@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from multimax import plots
 from multimax.experiments import table as tables
 from multimax.experiments import tasks
+from multimax.experiments.report.alternative import described
 from multimax.experiments.report.models import Measured
 from multimax.experiments.report.sources import Group
 from multimax.experiments.results import Sweep
-from multimax.experiments.report.alternative import described
 from multimax.metrics import AttentionStatistics
 from multimax.metrics.layer_names import layer_names
 from multimax.plots import attention_of, class_activation
@@ -105,8 +105,8 @@ class Drawings:
         yield Drawing(
             "Paths on the simplex",
             "Where a series of inputs, from (3, 0, 0) over (3, 3, 0) to (0, 3, 0), ends on the simplex: corners are "
-            "one mode, edges two, the height is the weight of the third entry. MultiMax with the parameters that layers "
-            f"of {self.of} have learned. Figure 1a of the paper.",
+            "one mode, edges two, the height is the weight of the third entry. MultiMax with the parameters that "
+            f"layers of {self.of} have learned. Figure 1a of the paper.",
             lambda: plots.simplex(multimax=self.of_layers()),
         )
         yield Drawing(
@@ -148,7 +148,8 @@ class Drawings:
         yield Drawing(
             "Grad-CAM",
             "Which patches speak for the class that each model predicts, which need not be the same. The maps of a row "
-            "share a scale; the bar shows a colour over dark and over bright parts of the photo. Figure 6 of the paper.",
+            "share a scale, that of the logits, which differs between models; the bar shows a colour over dark and over "
+            "bright parts of the photo. Figure 6 of the paper.",
             self.grad_cam,
         )
         yield Drawing(
@@ -286,4 +287,3 @@ def _some(layers: Mapping[str, Any]) -> dict[str, Any]:
     """The first, the middle and the last."""
     names = list(layers)
     return {name: layers[name] for name in dict.fromkeys((names[0], names[len(names) // 2], names[-1]))}
-
