@@ -116,7 +116,7 @@ def _warning(falling: Mapping[str, Sequence[str]]) -> str:
         return ""
     names = layer_names(falling)
     where = "; ".join(f"{names[layer]}, seed {', '.join(falling[layer])}" for layer in names)
-    return f"Sigma falls, so that a larger score gets less weight there (docs/training.md): {where}."
+    return f"Sigma falls (docs/training.md) in {where}."
 
 
 def _in_words(done: sweeps.Done) -> str:

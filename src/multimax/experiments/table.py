@@ -224,7 +224,7 @@ def notes(sweep: Sweep, metrics: Sequence[str] | None = None) -> list[str]:
     found += [_cost(sweep), *_environments(sweep)]
     paper = _paper(sweep, main)
     if paper:
-        what = f"{METRICS[main].title} of {paper['setting']}"
+        what = f"{main.replace('_', ' ')} of {paper['setting']}"
         if _of_paper(sweep, paper):
             found.append(f"The column of the paper: {what}, as printed there.")
         else:

@@ -230,8 +230,10 @@ def _thirds(axes: "Axes", weights: Mapping[str, Tensor], others: int) -> None:
     for number, (label, found) in enumerate(weights.items()):
         colour = style.COLOURS[0] if not number else OTHER_COLOURS[(number - 1) % 4]
         colour = style.COLOURS[1] if number > others else colour
-        line = "-" if not number or number > others else style.LINES[1 + (number - 1) % 3]
-        axes.plot(found[:, 2].tolist(), color=colour, linestyle=line, linewidth=1.6, label=style.plain(label))
+        line = "-" if not number else style.LINES[1 + (number - 1) % 3]
+        line = style.LINES[(number - others - 1) % 4] if number > others else line
+        label = style.plain(label.replace("\n", " "))
+        axes.plot(found[:, 2].tolist(), color=colour, linestyle=line, linewidth=1.6, label=label)
     axes.set_xticks([])
     axes.set_xlabel("input", fontsize=style.TEXT)
     low, high = axes.get_ylim()

@@ -58,11 +58,11 @@ def figure(rows: int, columns: int, width: float, height: float) -> "Figure":
 
 
 def grid_of(number: int, columns: int) -> tuple[int, int]:
-    """Rows and columns for a number of panels."""
+    """Rows and columns for a number of panels, at most so many columns, and no more than the rows need."""
     if not isinstance(columns, int) or isinstance(columns, bool) or columns < 1:
         raise ValueError(f"multimax: expected columns of at least 1, got {columns!r}")
-    columns = min(columns, number)
-    return -(-number // columns), columns
+    rows = -(-number // columns)
+    return rows, -(-number // rows)
 
 
 def panel(figure: "Figure", rows: int, columns: int, number: int, title: str = "", **options: Any) -> "Axes":
@@ -188,6 +188,10 @@ def as_svg(figure: "Figure") -> bytes:
 def _write(figure: "Figure", file: Any, format: str, dpi: int) -> None:
     import matplotlib
 
+    if figure.get_layout_engine() is not None:  # places differ from one drawing to the next: those of the second stay
+        for _ in range(2):
+            figure.draw_without_rendering()
+        figure.set_layout_engine("none")
     dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
     # text as text: SVG names the font, PDF has it
     with matplotlib.rc_context({"svg.hashsalt": "multimax", "svg.fonttype": "none", "pdf.fonttype": 42}):

@@ -37,10 +37,17 @@ def _seen(axes: "Axes") -> Iterator[str]:
     """What each thing in a panel shows."""
     for line in axes.get_lines():
         label = _label(line)
-        y = [float(value) for value in line.get_ydata() if math.isfinite(value)]  # type: ignore[union-attr]
-        if label and y and not label.startswith(IDENTITY):
-            first, last = _number(y[0]), _number(y[-1])
-            yield f"{label} stays at {first}" if first == last else f"{label} goes from {first} to {last}"
+        pairs = zip(line.get_xdata(), line.get_ydata(), strict=True)  # type: ignore[arg-type]
+        finite = [(float(x), float(y)) for x, y in pairs if math.isfinite(y)]
+        if not label or not finite or label.startswith(IDENTITY):
+            continue
+        first, last = finite[0][1], finite[-1][1]
+        if first < 0.05 and 0.95 < last <= 1.0:  # shares and weights, which all have the same ends
+            yield f"{label} reaches a half at {_number(next(x for x, y in finite if y >= 0.5))}"
+        elif _number(first) == _number(last):
+            yield f"{label} stays at {_number(first)}"
+        else:
+            yield f"{label} goes from {_number(first)} to {_number(last)}"
     for steps in axes.patches:
         if _label(steps) and hasattr(steps, "get_data"):
             counts, edges, _ = steps.get_data()
@@ -80,7 +87,8 @@ def described(figure: "Figure") -> str:
             left = next((_words(a.get_ylabel()) for a in panels if a.images and a.get_ylabel() and _row(a) == row), "")
             title = ", ".join(part for part in (title, left or (f"row {row + 1}" if row else "")) if part)
         seen = _listed(list(_seen(axes)))
-        told.append(": ".join(part for part in (title, seen) if part))
+        if seen or not axes.images:  # there is nothing to say of a photo
+            told.append(": ".join(part for part in (title, seen) if part))
     x = _words(figure.get_supxlabel() or (panels[0].get_xlabel() if len(panels) == 1 else ""))
     y = _words(figure.get_supylabel() or (panels[0].get_ylabel() if len(panels) == 1 else ""))
     about = f"{y} by {x}" if x and y else y or (f"by {x}" if x else "")

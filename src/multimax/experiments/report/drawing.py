@@ -148,8 +148,8 @@ class Drawings:
         yield Drawing(
             "Grad-CAM",
             "Which patches speak for the class that each model predicts, which need not be the same. The maps of a row "
-            "share a scale, that of the logits, which differs between models; the bar shows a colour over dark and over "
-            "bright parts of the photo. Figure 6 of the paper.",
+            "share a scale, that of the logits, which differs between models; the bar shows a colour over dark and "
+            "over bright parts of the photo. Figure 6 of the paper.",
             self.grad_cam,
         )
         yield Drawing(
