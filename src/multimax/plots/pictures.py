@@ -104,7 +104,9 @@ def bar(figure: "Figure", panels: Sequence["Axes"], scale: "Normalize", label: s
     """What the colours of some panels mean: the values along it, and across it the photo from black to white."""
     from matplotlib.cm import ScalarMappable
 
-    place = {"location": "bottom", "aspect": 14, "pad": 0.02} if below else {"location": "right", "aspect": 9}
+    place: dict[str, Any] = (
+        {"location": "bottom", "aspect": 14, "pad": 0.02} if below else {"location": "right", "aspect": 9}
+    )
     made: Any = figure.colorbar(ScalarMappable(scale), ax=panels, fraction=0.06, shrink=0.9, **place)
     made.solids.set_visible(False)
     share, grey = torch.meshgrid(

@@ -112,7 +112,7 @@ def legend(figure: "Figure", handles: Sequence[Any], columns: int = 6) -> None:
 
 def bar(figure: "Figure", shown: Any, label: str, **place: Any) -> Any:
     """A bar of colours, without seams between them in files of vectors."""
-    made = figure.colorbar(shown, ax=figure.axes, aspect=30, pad=0.02, **place)
+    made: Any = figure.colorbar(shown, ax=figure.axes, aspect=30, pad=0.02, **place)
     made.solids.set_edgecolor("face")
     made.set_label(label, fontsize=TEXT)
     made.ax.tick_params(labelsize=TICKS)

@@ -37,7 +37,7 @@ def _seen(axes: "Axes") -> Iterator[str]:
     """What each thing in a panel shows."""
     for line in axes.get_lines():
         label = _label(line)
-        pairs = zip(line.get_xdata(), line.get_ydata(), strict=True)  # type: ignore[arg-type]
+        pairs: Any = zip(line.get_xdata(), line.get_ydata(), strict=True)  # type: ignore[arg-type]
         finite = [(float(x), float(y)) for x, y in pairs if math.isfinite(y)]
         if not label or not finite or label.startswith(IDENTITY):
             continue
@@ -76,7 +76,7 @@ def described(figure: "Figure") -> str:
         rollout discrepancy by layer: softmax goes from 0.5 to 0.25, MultiMax stays at 0.5.
     """
     panels = [axes for axes in figure.axes if axes.get_label() != "<colorbar>"]
-    columns = {}  # titles stand above the first row of pictures, names of rows at their left
+    columns: dict[int | None, str] = {}  # titles stand above the first row of pictures, names of rows at their left
     told = []
     for axes in panels:
         spec = axes.get_subplotspec()
