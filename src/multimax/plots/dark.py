@@ -104,7 +104,7 @@ def dark(figure: "Figure") -> Iterator[None]:
     figure.draw_without_rendering()  # makes the marks of the axes
     restore: list[tuple[Callable[[Any], Any], Any]] = []
     try:
-        for artist in figure.findobj():
+        for artist in dict.fromkeys(figure.findobj()):  # some are found twice
             for paint, colours in list(_paints(artist)):
                 restore.append((paint, colours))
                 paint(None if paint.__name__ == "set_array" else _turned(colours))
