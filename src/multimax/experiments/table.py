@@ -291,10 +291,10 @@ def markdown(sweep: Sweep, metrics: Sequence[str] | None = None, baseline: str |
         ...     for seed, value in enumerate(values)
         ... ]
         >>> print(markdown(Sweep(about, runs)).split("\\n\\n")[0])
-        | method   | accuracy, % ↑ | seeds | difference to softmax (95%) |
-        |----------|---------------|-------|-----------------------------|
-        | softmax  | 97.20 ± 0.28  | 2     |                             |
-        | MultiMax | 98.25 ± 0.21  | 2     | +1.05 [+0.41, +1.69]        |
+        | method   | accuracy, % ↑ | seeds | difference to softmax (95%)         |
+        |----------|---------------|-------|-------------------------------------|
+        | softmax  | 97.20 ± 0.28  | 2     |                                     |
+        | MultiMax | 98.25 ± 0.21  | 2     | +1.05 [+0.41, +1.69] (only 2 seeds) |
     """
     return "\n".join([_table(rows(sweep, metrics, baseline)), "", *(f"- {note}" for note in notes(sweep, metrics))])
 

@@ -34,7 +34,7 @@ def darkened(colour: str) -> str:
     Example:
         >>> from multimax.plots.dark import darkened
         >>> darkened("#ffffff"), darkened("#000000")
-        ('#141414', '#e7e7e7')
+        ('#141414', '#e8e8e8')
     """
     cones, lab = (torch.tensor(matrix, dtype=torch.float64) for matrix in (CONES, LAB))
     rgb = torch.tensor([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)], dtype=torch.float64)
