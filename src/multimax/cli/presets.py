@@ -21,7 +21,9 @@ def add(commands: Any) -> None:
 
 def _entry(name: str, text: str) -> str:
     width = min(shutil.get_terminal_size().columns, 100)
-    return textwrap.fill(text, width, initial_indent=f"  {name:<18} ", subsequent_indent=" " * 21)
+    return textwrap.fill(
+        text, width, initial_indent=f"  {name:<18} ", subsequent_indent=" " * 21, break_on_hyphens=False
+    )
 
 
 def presets(_: argparse.Namespace) -> None:
