@@ -63,7 +63,7 @@ def test_dark_files_and_the_figure_afterwards(tmp_path: Path) -> None:
     assert (dark < 40).mean() > 0.5
     black = before < 20  # text and axes
     assert numpy.median(dark[black]) > 180
-    with plots.style.dark_version(figure):  # each artist once, though some are found twice
+    with plots.style.dark_version(figure):  # lines to labels too
         lines = [text.arrow_patch.get_edgecolor()[0] for text in figure.axes[0].texts if text.arrow_patch is not None]
     assert lines
     assert set(lines) == {int(darkened("#bfbfbf")[1:3], 16) / 255}

@@ -83,6 +83,9 @@ def _paints(artist: Any) -> Iterator[tuple[Callable[[Any], Any], Any]]:
         yield artist.set_markeredgecolor, edges
     elif isinstance(artist, Text):
         yield artist.set_color, artist.get_color()
+        arrow = getattr(artist, "arrow_patch", None)  # which is not among the figure's own
+        if arrow is not None:
+            yield from _paints(arrow)
 
 
 def _turned(colours: Any) -> Any:
@@ -104,7 +107,7 @@ def dark(figure: "Figure") -> Iterator[None]:
     figure.draw_without_rendering()  # makes the marks of the axes
     restore: list[tuple[Callable[[Any], Any], Any]] = []
     try:
-        for artist in dict.fromkeys(figure.findobj()):  # some are found twice
+        for artist in figure.findobj():
             for paint, colours in list(_paints(artist)):
                 restore.append((paint, colours))
                 paint(None if paint.__name__ == "set_array" else _turned(colours))
