@@ -1,6 +1,6 @@
 """Draws the pictures of docs/gallery.md and of the README, all but those of `multimax figures`.
 
-    multimax figures --out docs/figures
+    multimax figures --out docs/figures --format svg
     multimax sweep main --preset cpu-digits --seeds 10 --out runs/digits
     python tools/gallery_figures.py runs/digits
 
@@ -24,7 +24,7 @@ METHODS = {"softmax": "softmax", "MultiMax": "multimax-both"}
 EXAMPLES, PICTURES, QUERY, DIGIT = 400, 5, 6, 3
 
 
-def draw(sweep: Path, out: Path, seed: int) -> None:
+def draw(sweep: Path, out: Path, seed: int, ending: str = "svg") -> None:
     """Draws every figure of the gallery that comes from a sweep."""
     folders = {label: sweep / name / f"seed-{seed}" for label, name in METHODS.items()}
     logs = {label: plots.read_metrics(folder) for label, folder in folders.items()}
@@ -43,10 +43,8 @@ def draw(sweep: Path, out: Path, seed: int) -> None:
         ):
             model(pixel_values=pixels)
         statistics[label] = found
-    attention = {}
-    for label, model in models.items():
-        found = list(plots.attention_of(model, pixels[DIGIT][None]).values())
-        attention |= {f"{label},\nlayer {n}": found[n - 1] for n in (1, 4)}
+    weights = {label: list(plots.attention_of(model, pixels[DIGIT][None]).values()) for label, model in models.items()}
+    attention = {f"layer {n}": {label: found[n - 1] for label, found in weights.items()} for n in (1, 4)}
     cams = {label: plots.class_activation(model, pixels[:PICTURES]) for label, model in models.items()}
     figures = {
         "patch-similarity": plots.patch_similarity(logs),
@@ -59,8 +57,15 @@ def draw(sweep: Path, out: Path, seed: int) -> None:
     }
     out.mkdir(parents=True, exist_ok=True)
     for name, figure in figures.items():
-        plots.save(figure, out / f"{name}.png", dpi=100)
-    print(f"digits {labels[:PICTURES].tolist()}, attention of a {labels[DIGIT]}: {out}")
+        plots.save(figure, out / f"{name}.{ending}")
+    with torch.no_grad():
+        said = {label: model(pixel_values=pixels).logits.argmax(-1) for label, model in models.items()}
+    for label, found in said.items():
+        right = (found == labels).float().mean().item()
+        print(
+            f"{label}: takes the digits {labels[:PICTURES].tolist()} for {found[:PICTURES].tolist()}, {right:.1%} right"
+        )
+    print(f"attention of a {labels[DIGIT]}: {out}")
 
 
 if __name__ == "__main__":
@@ -68,5 +73,6 @@ if __name__ == "__main__":
     parser.add_argument("sweep", type=Path)
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "figures")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--format", default="svg")
     options = parser.parse_args()
-    draw(options.sweep, options.out, options.seed)
+    draw(options.sweep, options.out, options.seed, options.format)

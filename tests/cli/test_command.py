@@ -35,7 +35,7 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_every_subcommand_has_a_file_of_its_name(capsys: pytest.CaptureFixture[str]) -> None:
     folder = Path(multimax.cli.__file__).parent
-    shared = {"__init__", "command", "errors", "runs"}
+    shared = {"__init__", "command", "errors", "layout", "runs"}
     files = {file.stem for file in folder.glob("*.py")} - shared
     assert files == {module.__name__.rpartition(".")[2] for module in command.COMMANDS}
     for name in files:

@@ -52,6 +52,7 @@ BOTH = {"attention": "multimax", "output": "multimax"}
 FUNCTIONS = ["Paths on the simplex", "Sparsity against multi-modality", "The weight of an entry beside a fixed one"]
 OF_MODELS = ["Histograms of attention weights", "Cumulative distributions of attention weights", "Rollout discrepancy"]
 OF_IMAGES = ["Where the heads look", "Grad-CAM"]
+LAYERS = ["Where the heads look: layer 1", "Where the heads look: layer 2"]
 OF_LOGS = ["Loss and metrics", "Patch similarity by layer and epoch", "Measures over the steps of training"]
 OF_PARAMETERS = "Parameters over the steps of training"
 LACKING = "Figures that do not apply"
@@ -83,7 +84,7 @@ class Page(HTMLParser):
         if tag == "tr":
             self.part["tables"][-1].append([])
         if tag == "img":
-            assert found["alt"] == self.part["title"]
+            self.part["alt"] = found["alt"]
             head, data = found["src"].split(",")
             assert head == "data:image/svg+xml;base64"
             self.part["svg"] = base64.b64decode(data).decode()
@@ -122,7 +123,7 @@ class Page(HTMLParser):
 
 
 def reasons(parts: dict[str, dict[str, Any]]) -> dict[str, str]:
-    found = (re.fullmatch(r"((?:Where the heads look: )?[^:]*): (.*)", note) for note in parts[LACKING]["notes"])
+    found = (re.fullmatch(r"((?:Where the heads look: [^:]*)?[^:]*): (.*)", note) for note in parts[LACKING]["notes"])
     return {match[1]: match[2] for match in found}
 
 
@@ -227,10 +228,11 @@ def test_learned_parameters_are_those_of_the_saved_models(sweep: Path, whole: Pa
             if isinstance(module, multimax.MultiMax):
                 columns = [column[order] for order in (0, 1) for column in (module.t_b, module.t_d)]
                 columns += [column[order] for order in (0, 1) for column in (module.b, module.d)]
-                found.setdefault(name.rpartition(".")[0], []).append([column.item() for column in columns])
+                layer = {"ijepa.layers.0": "layer 1", "ijepa.layers.1": "layer 2"}.get(name.rsplit(".", 2)[0], "output")
+                found.setdefault(layer, []).append([column.item() for column in columns])
     head, *rows = Page(whole).parts["Learned parameters: MultiMax both"]["tables"][0]
     assert head == ["layer", "tb1", "td1", "tb2", "td2", "b1", "d1", "b2", "d2"]
-    assert [row[0] for row in rows] == ["ijepa.layers.0.attention", "ijepa.layers.1.attention", "classifier"]
+    assert [row[0] for row in rows] == ["layer 1", "layer 2", "output"]
     assert set(found) == {row[0] for row in rows}
     for name, *cells in rows:
         pairs = list(zip(*found[name], strict=True))
@@ -240,8 +242,7 @@ def test_learned_parameters_are_those_of_the_saved_models(sweep: Path, whole: Pa
 def test_every_figure_of_a_sweep_with_multimax(whole: Path):
     page = Page(whole)
     expected = ["Learned sigma: MultiMax both", *FUNCTIONS, *OF_MODELS, *OF_LOGS, OF_PARAMETERS, "Grad-CAM"]
-    expected += ["Where the heads look: softmax", "Where the heads look: MultiMax both"]
-    assert sorted(page.figures) == sorted(expected)
+    assert sorted(page.figures) == sorted([*expected, *LAYERS])
     assert LACKING not in page.parts
     for title in page.figures:
         assert page.parts[title]["svg"].startswith("<?xml")
@@ -250,6 +251,34 @@ def test_every_figure_of_a_sweep_with_multimax(whole: Path):
     assert len(set(pictures)) == len(pictures)
     for title in FUNCTIONS:
         assert "of MultiMax both, seed 0 ha" in page.parts[title]["caption"]
+
+
+def test_alternatives_say_what_is_to_be_seen(whole: Path):
+    page = Page(whole)
+    said = {title: page.parts[title]["alt"] for title in page.figures}
+    assert len(set(said.values())) == len(said)
+    assert all(title != words and len(words) > 30 for title, words in said.items())
+    assert re.search(r"eval accuracy: softmax (goes from|stays at) 0\.\d+", said["Loss and metrics"])
+    assert "layer 1: layer 1 goes from" in said["Learned sigma: MultiMax both"]
+    assert "sparsemax 18 of 25 at a corner" in said["Paths on the simplex"]
+    assert "sparsemax at (1, 0.6)" in said["Sparsity against multi-modality"]
+    assert re.search(r"softmax, head 1: largest in row \d of 4, column \d of 4", said[LAYERS[0]])
+    assert re.search(r"MultiMax both, row 2: largest in row", said["Grad-CAM"])
+    assert "softmax has most weights around 0." in said["Histograms of attention weights"]
+    assert "softmax reaches a half at 0." in said["Cumulative distributions of attention weights"]
+
+
+def test_text_in_figures_is_text_and_they_are_dark_where_the_page_is(whole: Path):
+    page = Page(whole)
+    for title in page.figures:
+        assert "<text" in page.parts[title]["svg"]
+        assert "prefers-color-scheme: dark" in page.parts[title]["svg"]
+    assert "prefers-color-scheme: dark" in re.sub(r"base64,[^\"]+", "", page.text)
+
+
+def test_few_seeds_are_warned_of_beside_the_interval(whole: Path):
+    (cell,) = re.findall(r"<td>[^<]*\[[^<]*<strong class=\"few\">\(only 2 seeds\)</strong></td>", whole.read_text())
+    assert cell.count("only 2 seeds") == 1
 
 
 def test_settings_that_differ_and_those_in_common(whole: Path):
@@ -306,6 +335,7 @@ def test_another_seed_of_a_sweep(sweep: Path, quick: Callable[..., Page]):
     (group,) = sources.read([sweep], seed=1, preset_name=None, data=None)
     drawn = drawing.Drawings(group, {}, models.parameters_of(group, {}), "").layers
     learned = json.loads((sweep / "multimax-both/seed-1/result.json").read_text())["parameters"]
+    assert list(drawn) == ["layer 1", "layer 2", "output"]
     assert drawn["layer 2"] == learned["ijepa.layers.1.attention"]
     page = quick(sweep, seed=7, examples=0)
     assert "softmax: no run with seed 7 that is over, so there are no figures of it." in page.parts["Results"]["notes"]
@@ -465,7 +495,7 @@ def test_translation(runs: Runs, quick: Callable[..., Page]):
     page = quick(runs("translation", "cpu-multi30k", **BOTH))
     assert page.parts["Results"]["tables"][0][0][1] == "BLEU ↑"
     layers = [row[0] for row in page.parts["Learned parameters: translation"]["tables"][0][1:]]
-    assert sum("encoder_attn" in name for name in layers) == 1
+    assert layers == ["encoder layer 1", "decoder layer 1", "cross layer 1", "output"]
     assert set(page.lacking) == {*OF_IMAGES, "Patch similarity by layer and epoch"}
     assert {*FUNCTIONS, *OF_MODELS, OF_PARAMETERS} <= set(page.figures)
 
@@ -495,7 +525,7 @@ def test_class_token_and_order_1(runs: Runs, quick: Callable[..., Page]):
     page = quick(runs("class token", **BOTH, pooling="class", order=1))
     assert page.parts["Learned parameters: class token"]["tables"][0][0] == ["layer", "tb1", "td1", "b1", "d1"]
     assert LACKING not in page.parts
-    assert {"Grad-CAM", "Where the heads look: class token"} <= set(page.figures)
+    assert {"Grad-CAM", *LAYERS} <= set(page.figures)
 
 
 def test_data_for_the_figures_is_not_said_to_be_the_runs_own(
@@ -535,7 +565,7 @@ def test_a_saved_model_on_data(tmp_path: Path, quick: Callable[..., Page]):
     page = quick(vit(tmp_path / "own"), preset="cpu-digits")
     count = ViTForImageClassification.from_pretrained(tmp_path / "own").num_parameters()
     assert next(iter(page.sections)).startswith("cpu-digits: scikit-learn")
-    assert page.figures == [*OF_MODELS[:2], "Where the heads look: own", "Rollout discrepancy", "Grad-CAM"]
+    assert page.figures == [*OF_MODELS[:2], *LAYERS, "Rollout discrepancy", "Grad-CAM"]
     assert page.parts["Measured for this report"]["tables"][0][1][:3] == ["own", f"{count:,}", "2"]
 
 
@@ -549,10 +579,14 @@ def test_models_that_take_images_in_their_own_way(
         drawing.plots, "attention_maps", lambda image, maps, **options: shown.append((image.shape, options)) or drawn()
     )
     page = quick(*folders, preset="cpu-digits")
-    assert shown == [
+    expected = [
         (torch.Size([1, 8, 8]), {"query": 10, "grid": (4, 4)}),
         (torch.Size([1, 8, 8]), {"query": 5, "grid": (4, 2)}),
         (torch.Size([1, 16, 16]), {"query": 10, "grid": (4, 4)}),
+    ]
+    assert shown == [each for each in expected for _ in LAYERS]  # each of them alone, layer by layer
+    assert [title for title in page.figures if "heads" in title] == [
+        f"{title} of {name}" for name in ("plain", "flat", "large") for title in LAYERS
     ]
     assert "Grad-CAM" in page.figures
 
@@ -564,12 +598,12 @@ def drawn() -> Any:
 def test_models_of_images_that_have_no_logits_or_no_grid(tmp_path: Path, quick: Callable[..., Page]):
     page = quick(vit(tmp_path / "base", ViTModel), preset="cpu-digits")
     assert page.lacking["Grad-CAM"].startswith("expected a model that returns logits")
-    assert "Where the heads look: base" in page.figures
+    assert LAYERS[0] in page.figures
     options = {"patch_size": 1, "embed_dim": 8, "depths": [2, 2], "num_heads": [2, 2], "window_size": 2}
     model = SwinForImageClassification(SwinConfig(image_size=8, num_channels=1, num_labels=10, **options))
     model.save_pretrained(tmp_path / "swin")
     page = quick(tmp_path / "swin", preset="cpu-digits")
-    assert page.lacking["Where the heads look: swin"].startswith("expected attention of one image")
+    assert page.lacking["Where the heads look: layer 1.1"].startswith("expected attention of one image")
     assert page.lacking["Grad-CAM"].startswith("expected a grid of at most 16 patches")
     assert OF_MODELS[0] in page.figures
 
@@ -806,6 +840,30 @@ def test_the_page_in_a_browser(name: str, opened: Watched, request: pytest.Fixtu
         assert page.evaluate("document.documentElement.scrollWidth") == width
 
 
+def test_dark_and_narrow(opened: Watched, whole: Path):
+    page = opened.open(whole.as_uri())
+    colours = (
+        "['color', 'backgroundColor'].map(name => getComputedStyle(document.body)[name].match(/\\d+/g).map(Number))"
+    )
+    light = page.evaluate(colours)
+    page.emulate_media(color_scheme="dark")
+    dark = page.evaluate(colours)
+    assert min(light[1]) == 255
+    assert max(light[0]) < 60
+    assert max(dark[1]) < 40
+    assert min(dark[0]) > 200
+    page.emulate_media(media="print")  # paper is white
+    assert min(page.evaluate(colours)[1]) == 255
+    page.emulate_media(media="screen", color_scheme="light")
+    # on a telephone figures keep their size, so that their text can be read, and are moved sideways
+    page.set_viewport_size({"width": 390, "height": 844})
+    shown = page.evaluate(
+        "[...document.images].map(i => [i.clientWidth / i.naturalWidth, i.parentElement.clientWidth])"
+    )
+    assert all(scale == pytest.approx(1, abs=0.02) for scale, _ in shown)
+    assert all(width <= 390 for _, width in shown)
+
+
 def test_a_link_of_the_contents_leads_to_its_part(opened: Watched, whole: Path):
     page = opened.open(whole.as_uri())
     page.click("nav >> text=Grad-CAM")
@@ -830,7 +888,7 @@ def test_print(opened: Watched, whole: Path, tmp_path: Path):
 
 def test_a_tall_picture_fits_on_a_sheet(opened: Watched, tmp_path: Path):
     svg = b'<svg xmlns="http://www.w3.org/2000/svg" width="600" height="3000"><rect width="600" height="3000"/></svg>'
-    figure = html.figure("tall", "tall", "words " * 60, svg)
+    figure = html.figure("tall", "tall", "words " * 60, "a bar", svg)
     (tmp_path / "tall.html").write_text(html.page("tall", [html.Section("part", "part", figure, [])], ""))
     page = opened.open((tmp_path / "tall.html").as_uri())
     page.emulate_media(media="print")

@@ -18,7 +18,7 @@ from scipy import stats
 import results_tables
 from multimax.experiments import results
 from multimax.experiments.results import Run, Sweep, read, save
-from multimax.experiments.table import markdown, paired_difference, parameters_markdown
+from multimax.experiments.table import learned_layers, line_of, markdown, paired_difference, parameters_markdown
 
 ENVIRONMENT = {
     "versions": {"torch": "2.13.0", "multimax": "0.1.0"},
@@ -240,6 +240,7 @@ def test_two_runs_of_one_seed(tmp_path: Path) -> None:
         ({"paper": {"metric": "accuracy"}}, "expected 'paper' in .* a metric, a setting and values by label"),
         ({"paper": {"metric": "accuracy", "setting": "x", "values": [1]}}, "expected 'paper'"),
         ({"paper": 1}, "expected 'paper'"),
+        ({"paper": {"metric": "x", "setting": "x", "values": {}, "preset": 1}}, "expected 'paper'"),
     ],
 )
 def test_a_wrong_sweep_file(tmp_path: Path, values: dict[str, Any], text: str) -> None:
@@ -438,7 +439,7 @@ def test_means_deviations_and_differences() -> None:
         ["method", "accuracy, % ↑", "seeds", "difference to softmax (95%)"],
         ["softmax", "97.20 ± 0.20", "3", ""],
         # differences 1.1, 0.5, 1.3: mean 0.9667, deviation 0.4163, t = 4.3027, half = 4.3027 * 0.4163 / sqrt(3)
-        ["MultiMax attention", "98.17 ± 0.31", "3", "+0.97 [-0.07, +2.00]"],
+        ["MultiMax attention", "98.17 ± 0.31", "3", "+0.97 [-0.07, +2.00] (only 3 seeds)"],
     ]
     assert "accuracy, in percentage points" in notes(text)
 
@@ -499,7 +500,7 @@ def test_one_seed_has_no_deviation_and_no_interval() -> None:
 
 def test_differences_are_of_common_seeds() -> None:
     example = sweep({"softmax": [0.90, 0.92], "b": [0.91, 0.94, 0.99]})
-    assert cells(markdown(example))[2] == ["b", "94.67 ± 4.04", "3", "+1.50 [-4.85, +7.85] (2 seeds)"]
+    assert cells(markdown(example))[2] == ["b", "94.67 ± 4.04", "3", "+1.50 [-4.85, +7.85] (only 2 seeds)"]
     assert "1 run is not over: softmax seed 2." in notes(markdown(example))
     runs = [each for each in example.runs if (each.label, each.seed) not in {("b", 0), ("b", 1)}]
     assert cells(markdown(Sweep(example.about, runs)))[2] == ["b", "99.00", "1", "-"]
@@ -509,13 +510,13 @@ def test_differences_are_of_common_seeds() -> None:
 def test_pairs_are_of_equal_seeds_whatever_the_order() -> None:
     values = {"softmax": [(2, 0.5), (1, 0.6), (0, 0.7)], "b": [(0, 0.71), (1, 0.62), (2, 0.53)]}
     runs = [run(label, seed, result(accuracy=v)) for label, column in values.items() for seed, v in column]
-    assert cells(markdown(Sweep(about(values), runs)))[2][-1] == "+2.00 [-0.48, +4.48]"
+    assert cells(markdown(Sweep(about(values), runs)))[2][-1] == "+2.00 [-0.48, +4.48] (only 3 seeds)"
 
 
 def test_another_baseline() -> None:
     rows = cells(markdown(sweep(ACCURACY), baseline="MultiMax attention"))
     assert rows[0][-1] == "difference to MultiMax attention (95%)"
-    assert [row[-1] for row in rows[1:]] == ["-0.97 [-2.00, +0.07]", ""]
+    assert [row[-1] for row in rows[1:]] == ["-0.97 [-2.00, +0.07] (only 3 seeds)", ""]
     with pytest.raises(ValueError, match=r"baseline to be a method of the sweep, 'softmax', .*, got 'none'"):
         markdown(sweep(ACCURACY), baseline="none")
     with pytest.raises(ValueError, match="baseline to be a method of the sweep, 'b', got 'softmax'"):
@@ -527,7 +528,7 @@ def test_no_minus_before_zero_and_no_endless_numbers() -> None:
         {"softmax": [1.0, 2.0], "b": [1.0 - 1e-9, 2.0 - 1e-9], "c": [3e9, 1e30]}, "perplexity", task="language"
     )
     rows = cells(markdown(example))
-    assert rows[2] == ["b", "1.50 ± 0.71", "2", "+0.00 [+0.00, +0.00]"]
+    assert rows[2] == ["b", "1.50 ± 0.71", "2", "+0.00 [+0.00, +0.00] (only 2 seeds)"]
     assert rows[3][1] == "5e+29 ± 7.07e+29"
 
 
@@ -555,14 +556,14 @@ def test_diverged_baseline() -> None:
     example = sweep({"softmax": [0.9, 0.92, 0.5], "b": [0.93, 0.94, 0.96]})
     runs = [*example.runs[:2], run("softmax", 2, result("diverged", accuracy=0.5)), *example.runs[3:]]
     text = markdown(Sweep(example.about, runs))
-    assert cells(text)[2][-1] == "+2.50 [-3.85, +8.85] (2 seeds)"
+    assert cells(text)[2][-1] == "+2.50 [-3.85, +8.85] (only 2 seeds)"
     assert "softmax seed 2 (no reason given)" in text
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, None, "nan", "inf", "-inf"])
 def test_metrics_that_are_no_number_are_seen(bad: Any) -> None:
     rows = cells(markdown(sweep({"softmax": [0.9, 0.91, 0.92], "b": [0.93, bad, 0.94], "c": [bad, bad]})))
-    assert rows[2] == ["b", "93.50 ± 0.71 (1 of 3 not finite)", "3", "+2.50 [-3.85, +8.85] (2 seeds)"]
+    assert rows[2] == ["b", "93.50 ± 0.71 (1 of 3 not finite)", "3", "+2.50 [-3.85, +8.85] (only 2 seeds)"]
     assert rows[3] == ["c", "- (2 of 2 not finite)", "2", "-"]
 
 
@@ -616,11 +617,18 @@ def test_no_run_is_over() -> None:
 
 
 def test_the_papers_column() -> None:
-    paper = {"metric": "accuracy", "setting": "DeiT-small, ImageNet-1k", "values": {"softmax": 80.4}}
-    text = markdown(sweep(ACCURACY, paper=paper))
+    """It stands beside runs of the paper's own preset, and below those of another task."""
+    paper = {"metric": "accuracy", "setting": "DeiT-small, ImageNet-1k", "values": {"softmax": 80.4, "other": 1.0}}
+    text = markdown(sweep(ACCURACY, paper={**paper, "preset": "cpu-digits"}))
     assert [row[-1] for row in cells(text)] == ["paper", "80.4", "-"]
-    assert "accuracy of DeiT-small, ImageNet-1k" in text
-    assert "cannot be compared with it but for the direction" in text
+    assert "- The column of the paper: accuracy of DeiT-small, ImageNet-1k, as printed there." in text
+    for elsewhere in (paper, {**paper, "preset": "paper-deit-small"}):
+        text = markdown(sweep(ACCURACY, paper=elsewhere))
+        assert not [row for row in cells(text) if "paper" in row or "80.4" in row]
+        assert (
+            "- The paper has another task, to be compared by the direction alone: accuracy of DeiT-small, ImageNet-1k: "
+            "softmax 80.4." in text
+        )
     assert "paper" not in markdown(sweep(ACCURACY))
     assert "paper" not in markdown(sweep(ACCURACY, paper=None))
 
@@ -711,8 +719,8 @@ def test_learned_parameters() -> None:
     nine = [f"{value:.4f} ± 0.0000" for value in (2, 0.5, 4, 0.5, 1, 2, 1, 2)]
     assert cells(text) == [
         ["layer", "t_b1", "t_d1", "t_b2", "t_d2", "b1", "d1", "b2", "d2"],
-        ["layers.9", *nine],
-        ["layers.10", *ten],
+        ["layer 10", *nine],
+        ["layer 11", *ten],
     ]
     assert notes(text) == "- b: mean ± standard deviation over 2 seeds."
 
@@ -727,15 +735,34 @@ def test_parameters_of_other_functions_and_of_one_seed() -> None:
 
 
 def test_an_encoder_comes_before_its_decoder_and_the_output_last() -> None:
-    names = [
-        "encoder.layers.2.attn",
-        "encoder.layers.10.attn",
-        "decoder.layers.0.encoder_attn",
-        "decoder.layers.0.self",
-        "a",
-    ]
+    names = {
+        "encoder.layers.2.attn": "encoder layer 3",
+        "encoder.layers.10.attn": "encoder layer 11",
+        "decoder.layers.0.self": "decoder layer 1",
+        "decoder.layers.0.encoder_attn": "cross layer 1",
+        "a": "a",
+    }
     example = Sweep(about(["b"], [0]), [run("b", 0, parameters(**{name: {"t_b": 0.5} for name in reversed(names)}))])
-    assert [row[0] for row in cells(parameters_markdown(example, "b"))[1:]] == names
+    assert [row[0] for row in cells(parameters_markdown(example, "b"))[1:]] == list(names.values())
+
+
+def test_what_a_line_of_the_figure_is() -> None:
+    one = {"t_b": [1.0], "t_d": [1.0], "b": [0.0], "d": [0.0]}
+    heads = {symbol: [value, value] for symbol, value in one.items()}
+    for seeds, layer, words in ((1, one, "seed"), (3, one, "seed"), (1, heads, "head"), (2, heads, "seed and head")):
+        runs = [run("b", seed, parameters(**{"layers.0": layer})) for seed in range(seeds)]
+        example = Sweep(about(["b"], range(seeds)), runs)
+        assert line_of(example, "b") == words
+        assert list(learned_layers(example, "b")) == ["layer 1"]
+
+
+def test_few_seeds_come_with_a_warning() -> None:
+    for seeds, warned in ((2, True), (4, True), (5, False), (9, False)):
+        values = {"softmax": [0.9 + 0.001 * n for n in range(seeds)], "b": [0.91 + 0.002 * n for n in range(seeds)]}
+        text = markdown(sweep(values))
+        assert cells(text)[2][-1].endswith(f"] (only {seeds} seeds)") == warned
+        assert ("Fewer than 5 seeds" in notes(text)) == warned
+    assert "Fewer than" not in markdown(sweep({"softmax": [0.9, 0.91]}))  # nothing is compared
 
 
 def test_parameters_of_diverged_runs_and_nan() -> None:

@@ -1,6 +1,8 @@
 """Figures, by what is drawn in them: lines, points, counts and pixels, against values computed here."""
 
+import base64
 import copy
+import io
 import json
 import math
 import re
@@ -14,6 +16,7 @@ import entmax
 import numpy
 import pytest
 import torch
+from matplotlib.collections import QuadMesh
 from PIL import Image
 from torch import Tensor, nn
 from transformers import ViTConfig, ViTForImageClassification
@@ -73,15 +76,36 @@ def close(one: Any, other: Any) -> None:
 def test_learned_sigma_draws_the_function() -> None:
     layers: Any = {f"layer {n}": [layer._asdict()] for n, layer in enumerate(DEIT, start=1)}
     layers["two runs"] = [DEIT[0]._asdict(), DEIT[11]]
-    figure = plots.learned_sigma(layers, low=-3, high=3, columns=4)
-    assert [axes.get_title() for axes in figure.axes] == list(layers)
-    for axes, runs in zip(figure.axes, layers.values(), strict=True):
+    figure = plots.learned_sigma(layers, low=-3, high=3, columns=4, line="seed")
+    all_layers, *panels = figure.axes
+    assert [axes.get_title() for axes in panels] == list(layers)
+    expected = []
+    for axes, runs in zip(panels, layers.values(), strict=True):
         identity, *lines = axes.get_lines()
         assert list(identity.get_xdata()) == list(identity.get_ydata()) == [-3, 3]
         assert len(lines) == len(runs)
+        curves = []
         for line, run in zip(lines, runs, strict=True):
             x, y = data(line).T
-            close(y, sigma(x, run.values() if isinstance(run, dict) else run))
+            curves.append(sigma(x, run.values() if isinstance(run, dict) else run))
+            close(y, curves[-1])
+        expected.append(torch.stack(curves).mean(0))
+    # all of them once more in one panel, in the colours of their own, a mean where there are several
+    assert all_layers.get_title() == "all layers, mean of each"
+    for line, axes, mean in zip(all_layers.get_lines()[1:], panels, expected, strict=True):
+        close(data(line)[:, 1], mean)
+        assert line.get_color() == axes.get_lines()[1].get_color()
+    colours = [line.get_color() for line in all_layers.get_lines()[1:]]
+    assert len(set(colours)) == len(colours)
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert legend == ["identity: softmax", "a layer's: each line is a seed"]
+
+
+def test_a_single_layer_has_one_panel() -> None:
+    (axes,) = plots.learned_sigma([DEIT[0]]).axes
+    assert len(axes.get_lines()) == 2
+    legend = [text.get_text() for text in axes.figure.legends[0].get_texts()]
+    assert legend == ["identity: softmax"]  # there are no several lines to tell of
 
 
 def test_long_names_of_layers_stay_in_the_figure() -> None:
@@ -95,16 +119,22 @@ def test_long_names_of_layers_stay_in_the_figure() -> None:
 
 
 def test_learned_sigma_of_a_preset_shows_what_the_caption_says() -> None:
-    figure = plots.learned_sigma("deit_small")
-    assert [axes.get_title() for axes in figure.axes] == [f"layer {n}" for n in range(1, 13)]
-    below_at_both_ends = []
-    for axes in figure.axes:
+    panels = plots.learned_sigma("deit_small").axes[1:]
+    assert [axes.get_title() for axes in panels] == [f"layer {n}" for n in range(1, 13)]
+    below_at_both_ends, falls = [], []
+    for axes in panels:
         x, y = data(axes.get_lines()[1]).T
         below_at_both_ends.append(bool(y[0] < x[0] and y[-1] < x[-1]))
+        falls.append(bool((y.diff() < 0).any()))
         # much steeper than the identity for small scores, but in the first two layers
-        assert ((y[1] - y[0]) / (x[1] - x[0]) > 3) == (axes not in figure.axes[:2])
+        assert ((y[1] - y[0]) / (x[1] - x[0]) > 3) == (axes not in panels[:2])
     assert below_at_both_ends[:2] == [False, False]
     assert below_at_both_ends[5:] == [True] * 7
+    assert [number for number, fall in enumerate(falls, start=1) if fall] == [5, 12]
+    # against the claim: the first layers of the language model raise small scores and lower large ones
+    small = [data(axes.get_lines()[1]) for axes in plots.learned_sigma("wikitext103_lm").axes[1:]]
+    assert [bool(y[0] > x[0]) for x, y in (line.T for line in small)] == [True, True, True, False, True, False]
+    assert [bool(y[-1] < x[-1]) for x, y in (line.T for line in small)][:3] == [True, True, True]
 
 
 def test_learned_sigma_of_a_model() -> None:
@@ -126,10 +156,10 @@ def test_learned_sigma_of_a_model() -> None:
 
 def test_simplex_draws_each_function() -> None:
     figure = plots.simplex()
-    softmax, *panels, _ = figure.axes
+    softmax, *panels, third, _ = figure.axes
     inputs = torch.tensor(plots.function_comparisons.SERIES, dtype=torch.float64)
     corners = torch.tensor([[0, 0], [1, 0], [0.5, math.sqrt(0.75)]], dtype=torch.float64)
-    lines = {round(step, 2): line for step, line in zip((16, 8, 4, 2, 1, 0.5, 0.25), softmax.get_lines(), strict=True)}
+    lines = {round(step, 2): line for step, line in zip((0.25, 0.5, 1, 2, 4, 16), softmax.get_lines(), strict=True)}
     for step, line in lines.items():
         close(data(line), torch.softmax(inputs / step, -1) @ corners)
     assert [axes.get_title().splitlines()[0] for axes in panels] == list(EXPECTED)
@@ -141,27 +171,51 @@ def test_simplex_draws_each_function() -> None:
         close(data(axes.get_lines()[-1]), weights @ corners)
         alone = int((weights.amax(-1) > 0.99).sum())
         assert axes.get_title().splitlines()[1] == f"{alone} of 25 at a corner"
+        assert axes.get_title().splitlines()[2] == f"$x_3$ gets at most {weights[:, 2].max():.3f}"
+    # softmax at T = 1 has its count too, and every temperature its label
+    at_one = torch.softmax(inputs, -1)
+    alone = int((at_one.amax(-1) > 0.99).sum())
+    assert softmax.get_title().splitlines()[1:] == [
+        f"{alone} of 25 at a corner at T = 1",
+        f"$x_3$ gets at most {at_one[:, 2].max():.3f}",
+    ]
+    labels = [text.get_text() for text in softmax.texts if "T" in text.get_text()]
+    assert labels == [f"T = {step}" for step in (0.25, 0.5, 1, 2, 4, 16)]
+    heights = [text.get_position()[1] for text in softmax.texts if "T" in text.get_text()]
+    assert min(numpy.diff(heights)) > 0.08  # none upon another
+    for line, weights in zip(third.get_lines(), (at_one, *(f(inputs) for f in EXPECTED.values())), strict=True):
+        close(data(line)[:, 1], weights[:, 2])
 
 
 def test_simplex_shows_what_the_caption_says() -> None:
     """Sparse functions go to a corner where MultiMax stays between two, at their edge; warm softmax leaves it."""
-    softmax, sparsemax, entmax15, _, multimax_axes, _ = plots.simplex().axes
+    softmax, sparsemax, entmax15, _, multimax_axes, third, _ = plots.simplex().axes
     place = {
         axes: torch.tensor(axes.collections[-1].get_offsets().tolist()) for axes in (sparsemax, entmax15, multimax_axes)
     }
-    second = plots.function_comparisons.SERIES.index((3.0, 1.0, -1.0))  # clearly the second, clearly not the third
+    second = plots.function_comparisons.SERIES.index((3.0, 1.0, 0.0))  # the second more than the third
     assert place[sparsemax][second].tolist() == place[entmax15][second].tolist() == [0, 0]
     assert 0.2 < place[multimax_axes][second][0] < 0.8
-    assert place[multimax_axes][:, 1].max() < 0.001  # on the edge all the time
-    warm = data(softmax.get_lines()[2])
+    assert place[multimax_axes][:, 1].max() < 0.004  # on the edge all the time
+    warm = data(softmax.get_lines()[4])
     assert warm[:, 1].min() > 0.1
+    # softmax at T = 1 gives the third up to 4.5%, MultiMax a tenth of it, the sparse ones nothing
+    softmax_third, sparse, _, _, multimax_third = (data(line)[:, 1] for line in third.get_lines())
+    assert softmax_third.max() == pytest.approx(0.0453, abs=1e-4)
+    assert 0 == sparse.max() < multimax_third.max() < softmax_third.max() / 10
+    # against it: at the ends it is closer to the corners than softmax, and a third entry of 1 gets more than softmax's
+    assert multimax_axes.get_title().splitlines()[1] == "2 of 25 at a corner"
+    assert softmax.get_title().splitlines()[1] == "0 of 25 at a corner at T = 1"
+    row = torch.tensor([[3.0, 0.0, 1.0]], dtype=torch.float64)
+    assert layer9(row)[0, 2] == pytest.approx(0.286, abs=1e-3)
+    assert torch.softmax(row, -1)[0, 2] == pytest.approx(0.114, abs=1e-3)
 
 
 def test_simplex_of_given_inputs_and_functions() -> None:
     inputs = numpy.array([[0.0, 1.0, 2.0], [2.0, 1.0, 0.0]])
     half = {"half": lambda x: torch.full_like(x, 1 / 3)}
     figure = plots.simplex(inputs, functions=half, multimax={"mine": DEIT[3]}, temperatures=[1], columns=2)
-    _, first, second, _ = figure.axes
+    _, first, second, _, _ = figure.axes
     close(first.collections[-1].get_offsets(), [[0.5, math.sqrt(0.75) / 3]] * 2)
     weights = torch.softmax(sigma(torch.tensor(inputs), DEIT[3]), -1)
     close(second.collections[-1].get_offsets()[:, 1], weights[:, 2] * math.sqrt(0.75))
@@ -307,7 +361,7 @@ def test_training_curves() -> None:
     close(data(loss.get_lines()[0]), [[5, 2]])
     assert data(loss.get_lines()[1])[0, 1].isnan()
     texts = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert texts == ["layer 1", "layer 2", "layer 3", "classifier", "one", "other"]
+    assert texts == ["layer 1", "layer 2", "layer 3", "output", "one", "other"]
     # all of layers unless named, but for the gradients
     titles = [axes.get_title() for axes in plots.training_curves({"one": entries()}).axes]
     assert titles == ["patch similarity", "entropy", "$t_{b_1}$"]
@@ -424,33 +478,129 @@ def test_attention_of_a_model_is_what_it_computes(vit: ViTForImageClassification
     assert not torch.allclose(one, found["vit.layers.1.attention"], atol=1e-4)
 
 
+def shares(scale: float, map_: Tensor) -> Tensor:
+    return (map_.double() / scale).clamp(0, 1)
+
+
+def heat(grey: Tensor, share: Tensor) -> Tensor:
+    """What a patch looks like: between the photo in grey and the colour of its share, by the share."""
+    colour = torch.tensor(plots.style.colours("inferno", 0.25, 0.97)(share.numpy()))[..., :3]
+    cover = (0.15 + 0.7 * share)[..., None]
+    return (255 * (cover * colour + (1 - cover) * 0.75 * grey[..., None])).round()
+
+
+def assert_shows(image: Any, photo: Tensor, map_: Tensor, scale: float) -> None:
+    """The picture of an axes is the map over the photo in grey, in plain colours, patch by patch."""
+    drawn = torch.from_numpy(numpy.array(image.get_array()))
+    assert drawn.dtype == torch.uint8
+    assert drawn.shape[-1] == 3  # nothing is transparent
+    assert image.get_alpha() is None
+    height, width = photo.shape[:2]
+    finer = drawn.shape[0] // height
+    assert drawn.shape[:2] == (height * finer, width * finer)
+    grey = photo.double().mean(-1)
+    rows, columns = map_.shape
+    for y in range(height):
+        for x in range(width):
+            share = shares(scale, map_[y * rows // height, x * columns // width])
+            expected = heat(grey[y, x], share)
+            found = drawn[y * finer : (y + 1) * finer, x * finer : (x + 1) * finer].double()
+            torch.testing.assert_close(found, expected.expand_as(found), atol=1.0, rtol=0)
+
+
+def stretched(pixels: Tensor) -> Tensor:
+    low, high = pixels.min(), pixels.max()
+    return ((pixels - low) / (high - low)).movedim(0, -1)
+
+
 def test_attention_maps_show_the_weights_of_the_query(vit: ViTForImageClassification) -> None:
     pixels = torch.randn(1, 3, 24, 24)
     figure = plots.attention_maps(pixels[0], vit, query=5, inputs=pixels)
     expected = eager(vit, pixels).attentions
-    assert [axes.get_title() for axes in figure.axes[:5]] == ["query", "head 1", "head 2", "head 3", "head 4"]
-    for number, weights in enumerate(expected):
-        photo, *heads, _ = figure.axes[number * 6 : number * 6 + 6]
-        assert photo.get_ylabel() == f"layer {number + 1}"
-        low, high = pixels.min(), pixels.max()
-        close(photo.images[0].get_array(), ((pixels[0] - low) / (high - low)).movedim(0, -1))
-        square = photo.patches[-1]
-        assert (*square.get_xy(), square.get_width(), square.get_height()) == (15.5, 7.5, 8, 8)  # row 1, column 2
+    photo, *rest = figure.axes
+    assert photo.get_title() == "query"
+    close(photo.images[0].get_array(), stretched(pixels[0]))
+    square = photo.patches[-1]
+    assert (*square.get_xy(), square.get_width(), square.get_height()) == (15.5, 7.5, 8, 8)  # row 1, column 2
+    assert [axes.get_ylabel() for axes in rest[:4]] == ["head 1", "head 2", "head 3", "head 4"]
+    for number, weights in enumerate(expected):  # a column each, with a bar
+        *heads, bar = rest[number * 5 : number * 5 + 5]
+        assert heads[0].get_title() == f"layer {number + 1}"
+        largest = weights[0, :, 6, 1:].max().item()
+        assert bar.get_xlim()[1] == pytest.approx(largest, abs=1e-5)
         for head, axes in enumerate(heads):
-            shown = axes.images[-1]
             map_ = weights[0, head, 1 + 5, 1:].detach().reshape(3, 3)  # after the class token
-            torch.testing.assert_close(torch.tensor(shown.get_array().tolist()).float(), map_, atol=1e-5, rtol=1e-4)
-            assert shown.get_extent() == [-0.5, 23.5, 23.5, -0.5]
-            assert shown.norm.vmax == pytest.approx(weights[0, :, 6, 1:].max().item(), abs=1e-5)
+            assert_shows(axes.images[-1], stretched(pixels[0]), map_, largest)
+            assert axes.images[-1].get_extent() == [-0.5, 23.5, 23.5, -0.5]
+            place = divmod(int(map_.argmax()), 3)
+            assert axes.images[-1].get_label() == f"largest in row {place[0] + 1} of 3, column {place[1] + 1} of 3"
 
 
-def test_attention_maps_of_given_weights() -> None:
-    weights = torch.softmax(torch.randn(2, 7, 7), -1)
-    figure = plots.attention_maps(
-        numpy.zeros((20, 30), numpy.uint8), {"a": weights, "b": weights}, query=4, grid=(2, 3)
-    )
-    close(figure.axes[1].images[-1].get_array(), weights[0, 5, 1:].reshape(2, 3))
-    assert figure.axes[4].get_ylabel() == "b"
+def test_what_is_compared_has_one_scale() -> None:
+    first, second = torch.softmax(torch.randn(2, 7, 7), -1), torch.softmax(5 * torch.randn(2, 7, 7), -1)
+    image = numpy.zeros((20, 30), numpy.uint8)
+    figure = plots.attention_maps(image, {"a": first, "b": second}, query=4, grid=(2, 3))
+    _, *maps, bar = figure.axes
+    assert [axes.get_title() for axes in maps] == ["a", "", "b", ""]  # side by side, a row for each head
+    assert [axes.get_subplotspec().colspan.start for axes in maps] == [1, 1, 2, 2]
+    largest = max(first[:, 5, 1:].max().item(), second[:, 5, 1:].max().item())
+    assert bar.get_xlim() == (0, pytest.approx(largest))
+    black = torch.zeros(20, 30, 3)
+    for axes, weights in zip(maps, (first[0], first[1], second[0], second[1]), strict=True):
+        assert_shows(axes.images[-1], black, weights[5, 1:].reshape(2, 3), largest)
+    # layers have scales of their own
+    layers = {"layer 1": {"a": first, "b": first / 2}, "layer 4": {"a": second, "b": second}}
+    figure = plots.attention_maps(image, layers, query=4, grid=(2, 3))
+    bars = [axes.get_xlim()[1] for axes in figure.axes if axes.get_label() == "<colorbar>"]
+    assert bars == [pytest.approx(first[:, 5, 1:].max().item()), pytest.approx(second[:, 5, 1:].max().item())]
+    titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
+    assert titles == ["query", "layer 1\na", "layer 1\nb", "layer 4\na", "layer 4\nb"]
+
+
+def test_the_bar_has_the_colours_that_are_drawn() -> None:
+    """Along it the values, across it the photo from black to white."""
+    image = torch.tensor([[0.0, 1.0]])
+    maps = {"one": torch.tensor([[[0.0, 0.0], [1.0, 1.0]]])}
+    figure = plots.grad_cam(image[None, None].repeat(1, 3, 2, 1), maps)
+    _, drawn, bar = figure.axes
+    shown = drawn.images[0].get_array()
+    (of_bar,) = bar.images
+    colours = of_bar.get_array()
+    assert of_bar.get_extent()[2:] == [0, 1]
+    assert of_bar.origin == "lower"
+    for row, value in ((0, 0), (-1, -1)):
+        for column in (0, -1):
+            close(shown[row, column], colours[value, column])
+    assert not any(mesh.get_visible() for mesh in bar.collections if isinstance(mesh, QuadMesh))
+
+
+def embedded(svg: str) -> list[Any]:
+    """The pictures in an SVG file."""
+    found = re.findall(r"data:image/png;base64,\s*([A-Za-z0-9+/=\s]+)\"", svg)
+    return [numpy.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGBA")) for data in found]
+
+
+def test_maps_are_the_same_in_every_format(tmp_path: Path) -> None:
+    """Vectors and dots, without transparency, which matplotlib would apply twice."""
+    torch.manual_seed(0)
+    figure = plots.attention_maps(torch.rand(8, 8), {"a": torch.rand(1, 4, 4)}, query=1)
+    plots.save(figure, tmp_path / "maps.svg")
+    plots.save(figure, tmp_path / "maps.png", dpi=100)
+    plots.save(figure, tmp_path / "maps.pdf")
+    axes = figure.axes[1]
+    expected = axes.images[0].get_array()
+    (match,) = (found for found in embedded((tmp_path / "maps.svg").read_text()) if found.shape[:2] == (256, 256))
+    assert (match[..., 3] == 255).all()
+    # matplotlib stores it upside down, or not, by its origin
+    assert any(numpy.array_equal(turned[..., :3], expected) for turned in (match, match[::-1]))
+    with Image.open(tmp_path / "maps.png") as image:
+        dots = numpy.asarray(image.convert("RGB"))
+    x0, y0, x1, y1 = axes.get_window_extent().transformed(figure.dpi_scale_trans.inverted()).extents * 100
+    for row, column in ((0.25, 0.25), (0.75, 0.75), (0.75, 0.25)):  # within patches, away from the mark of the query
+        seen = dots[int(len(dots) - y1 + row * (y1 - y0)), int(x0 + column * (x1 - x0))]
+        there = expected[int(row * 256), int(column * 256)]
+        assert abs(seen.astype(int) - there.astype(int)).max() <= 40  # a pixel of the photo beside it, at most
+    assert b"/SMask" not in (tmp_path / "maps.pdf").read_bytes()
 
 
 def test_pictures_of_every_layout() -> None:
@@ -555,19 +705,23 @@ def test_grad_cam_of_a_block(vit: ViTForImageClassification, pooling: str) -> No
             plots.class_activation(model, pixels, block="vit.layers.2")
 
 
-def test_grad_cam_draws_a_row_a_model(vit: ViTForImageClassification) -> None:
+def test_grad_cam_shows_models_side_by_side(vit: ViTForImageClassification) -> None:
     pixels = torch.rand(2, 3, 24, 24)
-    given = torch.rand(2, 3, 3)
+    given = torch.rand(2, 24, 24)  # as fine as the photo, where smoothing changes nothing
     figure = plots.grad_cam(pixels, {"softmax": vit, "given": given}, inputs={"pixel_values": pixels})
-    photos, first, second = (figure.axes[i : i + 2] for i in (0, 2, 4))
-    close(photos[1].images[0].get_array(), pixels[1].movedim(0, -1))
-    assert [first[0].get_ylabel(), second[0].get_ylabel()] == ["softmax", "given"]
     expected = plots.class_activation(vit, pixels)
-    for place in range(2):
-        close(first[place].images[-1].get_array(), expected[place])
-        close(second[place].images[-1].get_array(), given[place])
-        close(second[place].images[0].get_array(), pixels[place].mean(0))
-        assert second[place].images[-1].norm.vmax == pytest.approx(given[place].max().item())
+    assert [axes.get_title() for axes in figure.axes[:3]] == ["photo", "softmax", "given"]
+    for row in range(2):
+        photo, first, second, bar = figure.axes[4 * row : 4 * row + 4]
+        close(photo.images[0].get_array(), pixels[row].movedim(0, -1))
+        largest = max(expected[row].max().item(), given[row].max().item())  # one scale for both
+        assert bar.get_ylim() == (0, pytest.approx(largest))
+        grey = pixels[row].movedim(0, -1).double()
+        drawn = torch.from_numpy(numpy.array(second.images[0].get_array())).double()
+        middle = drawn[5::11, 5::11]  # of the pixels, 11 dots each
+        torch.testing.assert_close(middle, heat(grey.mean(-1), shares(largest, given[row])), atol=2.0, rtol=0)
+        row_of, column_of = divmod(int(expected[row].argmax()), 3)
+        assert first.images[0].get_label() == f"largest in row {row_of + 1} of 3, column {column_of + 1} of 3"
 
 
 @pytest.mark.skipif(not PHOTOS.is_dir(), reason="no photos in ../shared/data/photos")
@@ -576,7 +730,7 @@ def test_real_photos(vit: ViTForImageClassification) -> None:
     pixels = torch.stack([torch.from_numpy(numpy.array(image)).movedim(-1, 0) / 127.5 - 1 for image in images])
     figure = plots.attention_maps(images[0], vit, query=0, inputs=pixels[:1])
     close(figure.axes[0].images[0].get_array(), numpy.array(images[0]) / 255)
-    assert len(plots.grad_cam(images, {"softmax": vit}, inputs=pixels).axes) == 4
+    assert len(plots.grad_cam(images, {"softmax": vit}, inputs=pixels).axes) == 6
 
 
 # all of them
@@ -635,7 +789,8 @@ def test_labels_are_shown_as_they_are(name: str, tmp_path: Path) -> None:
     plots.save(LABELS[name](label), tmp_path / "labelled.svg")
     if name == "training_curves, value":
         label = label.replace("_", " ")  # as in the names of all measures
-    assert re.search(rf"<!-- +{re.escape(label.strip().replace('<', '&lt;'))}", (tmp_path / "labelled.svg").read_text())
+    texts = re.findall(r"<text[^>]*>([^<]*)<", (tmp_path / "labelled.svg").read_text())  # text, not outlines
+    assert any(label.strip().replace("<", "&lt;") in text for text in texts)
     LABELS[name]("words, and a " + "w" * 200).draw_without_rendering()
 
 
@@ -904,6 +1059,12 @@ def test_figures_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
             assert image.size[0] > 600
     assert main(["figures", "--out", str(tmp_path), "--format", "svg"]) == 0
     assert (tmp_path / "simplex.svg").read_text().startswith("<?xml")
+    light = Image.open(printed[0]).convert("L")
+    assert main(["figures", "--out", str(tmp_path / "new" / "folder"), "--dark"]) == 0
+    dark = Image.open(printed[0]).convert("L")
+    assert dark.size == light.size
+    assert light.getpixel((1, 1)) == 255
+    assert dark.getpixel((1, 1)) < 40
 
 
 def test_figures_command_says_what_is_wrong(
@@ -925,5 +1086,6 @@ def test_gallery_is_drawn_from_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         train(settings, tmp_path / "runs" / folder / "seed-0", progress=False)
     gallery_figures.draw(tmp_path / "runs", tmp_path / "figures", 0)
     drawn = {file.stem for file in (tmp_path / "figures").iterdir()}
-    shown = {file.stem for file in (ROOT / "docs" / "figures").glob("*.png")}
+    shown = {file.stem for file in (ROOT / "docs" / "figures").glob("*.svg")} - {"speed"}
     assert shown == drawn | {name for name, _ in plots.paper_figures()}
+    assert not list((ROOT / "docs" / "figures").glob("*.png"))

@@ -5,8 +5,10 @@ import importlib
 import importlib.util
 import os
 import platform
+import shutil
 import subprocess
 import sys
+import textwrap
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from multimax import __version__
+from multimax.cli import layout
 from multimax.cli.checking import cases, compare, speed
 from multimax.cli.checking.cases import Case
 from multimax.cli.checking.compare import Outcome, Ratio
@@ -26,25 +29,33 @@ Runs every operation on this machine, compares results and gradients with the fo
 The report is meant to be pasted into an issue. Less than two minutes; the exit code is 1 if anything failed.
 
 what is compared:
-  rows         multimax, log_multimax, modulate
-  attention    masks, windows, bias, dropout, GQA, decoding, log-sums; varlen: packed sequences
-  loss         multimax_cross_entropy; linear loss: linear_multimax_cross_entropy
-  entmax       sparsemax, entmax15, entmax with a learned alpha
-  An error against float64 may be twice that of plain PyTorch in the same dtype on the same device for results, three
-  times for gradients; less than half a rounding is no error. The median over several draws counts.
+  rows        multimax, log_multimax, modulate
+  attention   masks, windows, bias, dropout, GQA, decoding, log-sums;
+              varlen: packed sequences
+  loss        multimax_cross_entropy;
+              linear loss: linear_multimax_cross_entropy
+  entmax      sparsemax, entmax15, entmax with a learned alpha
+
+An error against float64 may be twice that of plain PyTorch in the same dtype on the same device for results, three
+times for gradients; less than half a rounding is no error. The median over several draws counts.
 
 columns:
-  cases        how many ran
-  worst        the largest multiple of plain PyTorch's error, the multiple that is allowed, and where it was
-  repeat       whether the same call twice gave the same bits, results and gradients
-  ratio        in the table of speed: time over that of torch's function for softmax (attention: SDPA);
-               flex: FlexAttention compiled with the same function of the scores; "-" where something does not work
-  MiB          memory at the peak of forward and backward, on CUDA
+  cases       how many ran
+  worst       the largest multiple of plain PyTorch's error, the multiple that
+              is allowed, and where it was
+  repeat      whether the same call twice gave the same bits, results and
+              gradients
+  ratio       in the table of speed: time over that of torch's function for
+              softmax (attention: SDPA); flex: FlexAttention compiled with the
+              same function of the scores; "-" where something does not work
+  MiB         memory at the peak of forward and backward, on CUDA
 
 examples:
-  multimax check                            the best device here, every implementation but the reference
+  multimax check                            the best device here, every
+                                            implementation but the reference
   multimax check --impl triton --no-speed   the Triton kernels alone
-  multimax check --interpret                the Triton kernels without a GPU, by Triton's interpreter
+  multimax check --interpret                the Triton kernels without a GPU,
+                                            by Triton's interpreter
 """
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 KERNELS = ("cpu", "triton")  # whose results are the same bit by bit; plain PyTorch's are not on every device
@@ -56,12 +67,7 @@ FLEX_UNTIL = 80.0  # seconds from the start: later there is no time to compile F
 
 def add(commands: Any) -> None:
     """Adds the subcommand."""
-    command = commands.add_parser(
-        "check",
-        help="prove the kernels on this machine, in less than two minutes",
-        description=TEXT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    command = layout.command(commands, "check", "prove the kernels on this machine, in less than two minutes", TEXT)
     command.add_argument(
         "--device", help="such as cuda, cuda:1, xpu or cpu; the first of these that is here unless given"
     )
@@ -93,15 +99,25 @@ def check(options: argparse.Namespace) -> int:
         impls = [options.impl] if options.impl != "all" else _all()
         if options.interpret:
             impls = ["triton"]
-        print("\n".join(_header(device, remedy)), flush=True)
+        _print(_header(device, remedy))
         outcomes = _compare(device, impls, options.quick, start)
         lines, failed = _report(outcomes)
-        print("\n".join(["", *lines]), flush=True)
+        _print(["", *lines])
         if options.speed and not kernels.INTERPRETED:
             impl = "auto" if options.impl == "all" else options.impl
-            print("\n".join(["", *_speed(device, impl, start + FLEX_UNTIL)]), flush=True)
+            _print(["", *_speed(device, impl, start + FLEX_UNTIL)])
     print(f"\n{'FAILED' if failed else 'ok'}, {time.perf_counter() - start:.0f} seconds")
     return 1 if failed else 0
+
+
+def _print(lines: Iterable[str]) -> None:
+    """Lines as they are, for a file; on a terminal, the ends of long ones below them."""
+    if sys.stdout.isatty():
+        room = shutil.get_terminal_size().columns
+        lines = (
+            textwrap.fill(line, room, subsequent_indent=" " * 13, drop_whitespace=len(line) > room) for line in lines
+        )
+    print("\n".join(lines), flush=True)
 
 
 def _interpreted() -> int:

@@ -8,10 +8,17 @@ import sys
 from collections.abc import Sequence
 
 from multimax import __version__
-from multimax.cli import check, demo, env, explore, figures, presets, report, sweep, table, train, weights
+from multimax.cli import check, demo, env, explore, figures, layout, presets, report, sweep, table, train, weights
 from multimax.cli.errors import Refused
 
 PLAIN = {"↑": "(higher)", "↓": "(lower)", "±": "+-"}
+EXAMPLES = """\
+examples:
+  multimax weights 2.4 2.0 0.3 -1   weights of these scores, by every function
+  multimax demo                     softmax and MultiMax trained on digits
+  multimax train vision             one run
+  multimax COMMAND --help           what a command takes, with examples
+"""
 COMMANDS = (weights, env, check, figures, demo, train, sweep, presets, table, report, explore)  # in the order of --help
 
 
@@ -36,7 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="multimax",
         description="MultiMax: softmax over a learned, piece-wise modulated input, sparse and multi-modal at once.",
-        epilog="examples:  multimax demo    multimax train vision    multimax COMMAND --help",
+        epilog=EXAMPLES,
+        formatter_class=layout.Help,
     )
     parser.add_argument("--version", action="version", version=f"multimax {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)

@@ -7,27 +7,26 @@ import webbrowser
 from pathlib import Path
 from typing import Any
 
+from multimax.cli import layout
 from multimax.cli.errors import Refused
 from multimax.plots import explorer
 
 TEXT = """\
-Opens an interactive page: drag the knots and slopes of sigma, or the weights on the
-simplex, play the layers of the paper, open those of a model of your own, and see the
-weights beside those of softmax, sparsemax, entmax and Ev-SoftMax, and the paper's M and S.
+Opens an interactive page: drag the knots and slopes of sigma, or the weights
+on the simplex, play the layers of the paper, open those of a model of your
+own, and see the weights beside those of softmax, sparsemax, entmax and
+Ev-SoftMax, and the paper's M and S.
 
 examples:
-  multimax explore                         serve it on this machine, until Ctrl-C
-  multimax explore --save explorer.html    one file, to keep or to send; it works offline
+  multimax explore                        serve it on this machine, until Ctrl-C
+  multimax explore --save explorer.html   one file, to keep or to send, offline
 """
 
 
 def add(commands: Any) -> None:
     """Adds the subcommand."""
-    command = commands.add_parser(
-        "explore",
-        help="move parameters and inputs in the browser, and see the weights",
-        description=TEXT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    command = layout.command(
+        commands, "explore", "move parameters and inputs in the browser, and see the weights", TEXT
     )
     port = explorer.PORT
     command.add_argument("--port", type=int, default=port, help=f"{port} unless given; 0 takes any free port")

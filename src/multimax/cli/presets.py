@@ -1,26 +1,29 @@
 """`multimax presets`: what `train` and `sweep` can be given by name."""
 
 import argparse
+import shutil
 import textwrap
 from typing import Any
 
+from multimax.cli import layout
 from multimax.cli.errors import refusing
 from multimax.experiments import sweep as sweeps
 from multimax.experiments import tasks
 from multimax.experiments.settings import preset, preset_names
 
-WIDTH = 100
-
 
 def add(commands: Any) -> None:
     """Adds the subcommand."""
     text = "list the presets of train and sweep, and the tables of sweep, with what they are"
-    command = commands.add_parser("presets", help=text, description=text[0].upper() + text[1:] + ".")
+    command = layout.command(commands, "presets", text)
     command.set_defaults(function=presets)
 
 
 def _entry(name: str, text: str) -> str:
-    return textwrap.fill(text, WIDTH, initial_indent=f"  {name:<20} ", subsequent_indent=" " * 23)
+    width = min(shutil.get_terminal_size().columns, 100)
+    return textwrap.fill(
+        text, width, initial_indent=f"  {name:<18} ", subsequent_indent=" " * 21, break_on_hyphens=False
+    )
 
 
 def presets(_: argparse.Namespace) -> None:

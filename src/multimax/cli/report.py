@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from multimax.cli import runs
+from multimax.cli import layout, runs
 from multimax.cli.errors import need_packages, refusing
 
 TEXT = """\
@@ -12,20 +12,16 @@ Writes one self-contained HTML page about trained runs or saved models: results,
 parameters in the paper's symbols, and the settings. It works offline, and can be printed.
 
 examples:
-  multimax report runs/digits                                                   a sweep, all its methods
-  multimax report runs/digits/softmax/seed-0 runs/digits/multimax-both/seed-0   runs side by side
-  multimax report MODEL --preset cpu-fashion --data FOLDER --out model.html     a saved model, on data
+  multimax report runs/digits                     a sweep, all its methods
+  multimax report runs/a/seed-0 runs/b/seed-0     runs side by side
+  multimax report MODEL --preset cpu-fashion --data FOLDER --out model.html
+                                                  a saved model, on data
 """
 
 
 def add(commands: Any) -> None:
     """Adds the subcommand."""
-    command = commands.add_parser(
-        "report",
-        help="write one HTML page about runs or models",
-        description=TEXT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    command = layout.command(commands, "report", "write one HTML page about runs or models", TEXT)
     command.add_argument(
         "paths",
         nargs="+",

@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
@@ -30,6 +30,14 @@ SHORT = {
 }
 
 
+# of the options in the configuration of each task's model
+OF_MODEL = {
+    "vision": "augmentation.flip=true, model.num_hidden_layers=2",
+    "language": "model.n_layer=2",
+    "translation": "model.encoder_layers=2",
+}
+
+
 def presets_in_words() -> str:
     """What --preset takes."""
     return f"one of {', '.join(preset_names())}, or a JSON file"
@@ -53,12 +61,15 @@ def _assignment(text: str) -> tuple[list[str], Any]:
         return name.split("."), value
 
 
-def add_settings(parser: argparse.ArgumentParser, task: str | None = None) -> None:
+def add_settings(
+    parser: argparse.ArgumentParser, task: tasks.TaskSpec | None = None, left_to_the_table: Collection[str] = ()
+) -> None:
     """One option per setting that is a single word or number, and the options that both commands share.
 
     Args:
         parser: of the command.
         task: whose options to add; those of all tasks unless given.
+        left_to_the_table: settings that are not offered; those who give them all the same are told why not.
     """
     hints = get_type_hints(Settings)
     group = parser.add_argument_group("settings", "override the preset's")
@@ -67,8 +78,10 @@ def add_settings(parser: argparse.ArgumentParser, task: str | None = None) -> No
         if setting.name in NOT_OPTIONS or kind == dict[str, Any]:
             continue
         takers = tasks.takers(setting.name)
-        if takers and task is not None and task not in takers:
+        if takers and task is not None and task.name not in takers:
             continue
+        text = text if task is None else text.removesuffix(f" ({task.name})")
+        text = argparse.SUPPRESS if setting.name in left_to_the_table else text
         word = "--" + setting.name.replace("_", "-")
         if kind is bool:
             group.add_argument(word, action=argparse.BooleanOptionalAction, default=None, help=text)
@@ -78,7 +91,9 @@ def add_settings(parser: argparse.ArgumentParser, task: str | None = None) -> No
     for word, short in SHORT.items():
         group.add_argument(f"--{word}", type=short.parse, default=None, metavar="N", help=short.help)
     group.add_argument("--bf16", action="store_true", default=None, help="compute in bfloat16")
-    group.add_argument("--size", help="of the model: a name in experiments/tasks, such as mini or deit-small")
+    sizes = {spec.name: ", ".join(spec.sizes) for spec in tasks.SPECS if task in (None, spec)}
+    known = "; ".join(f"{name}: {of_task}" for name, of_task in sizes.items()) if task is None else sizes[task.name]
+    group.add_argument("--size", help=f"of the model, one of {known}")
     group.add_argument(
         "--set",
         nargs="+",
@@ -87,7 +102,7 @@ def add_settings(parser: argparse.ArgumentParser, task: str | None = None) -> No
         type=_assignment,
         metavar="NAME=VALUE",
         help="any other setting, such as trainer.weight_decay=0.1 (transformers' TrainingArguments), "
-        "model.num_hidden_layers=2 (its configuration), augmentation.flip=true, attention_options.k=8",
+        f"{OF_MODEL[task.name if task else 'vision']} (its configuration), attention_options.k=8",
     )
     parser.add_argument("--out", type=Path, help="folder for the results, in runs/ unless given")
     parser.add_argument("--quiet", action="store_true", help="no progress bars, only lines")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from multimax.cli import runs
+from multimax.cli import layout, runs
 from multimax.cli.errors import need_packages, refusing
 from multimax.experiments import sweep as sweeps
 from multimax.experiments.results import SWEEP
@@ -21,24 +21,21 @@ an interruption, or in a second terminal to run two at a time. Then print the ta
 
 examples:
   multimax sweep main --preset cpu-digits --seeds 10 --out runs/digits
-  multimax sweep comparison --preset cpu-cifar10 --data FOLDER --methods softmax "MultiMax both"
-  multimax sweep retrofit --preset cpu-digits --start "runs/digits/softmax/seed-{seed}/model" --epochs 3
+  multimax sweep comparison --preset cpu-cifar10 --data FOLDER \\
+      --methods softmax "MultiMax both"
+  multimax sweep retrofit --preset cpu-digits --epochs 3 \\
+      --start "runs/digits/softmax/seed-{seed}/model"
 """
 
 
 def add(commands: Any) -> None:
     """Adds the subcommand."""
-    command = commands.add_parser(
-        "sweep",
-        help="run the methods of a table over seeds",
-        description=TEXT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    command = layout.command(commands, "sweep", "run the methods of a table over seeds", TEXT)
     command.add_argument("table", help=f"one of {', '.join(sweeps.table_names())}, or a JSON file")
     command.add_argument("--preset", required=True, help=runs.presets_in_words())
     command.add_argument("--seeds", type=int, help="number of seeds, the table's default unless given")
     command.add_argument("--methods", nargs="+", metavar="LABEL", help="only these methods of the table")
-    runs.add_settings(command)
+    runs.add_settings(command, left_to_the_table=("seed", "attention", "output"))
     command.set_defaults(function=sweep)
 
 

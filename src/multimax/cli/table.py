@@ -1,34 +1,32 @@
-"""`multimax table`: the results of sweeps as Markdown."""
+"""`multimax table`: the results of sweeps, in columns or as Markdown."""
 
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from multimax.cli import layout
 from multimax.cli.errors import need_packages, refusing
 
 if TYPE_CHECKING:
     from multimax.experiments.results import Sweep
 
 TEXT = """\
-Prints the results of sweeps as Markdown: mean, standard deviation, seeds, and the paired difference to softmax with its
-95% confidence interval.
+Prints the results of sweeps: mean, standard deviation, seeds, and the paired difference to softmax with its 95%
+confidence interval. On a terminal in its columns; into a file or another program as Markdown.
 
 examples:
   multimax table runs/digits
-  multimax table runs/digits --save docs/results/digits.json      all numbers in one small file, which can be read back
-  multimax table docs/results/digits.json --parameters "MultiMax both"
+  multimax table runs/digits > digits.md
+  multimax table runs/digits --save digits.json
+                          all numbers in one small file, which can be read back
+  multimax table digits.json --parameters "MultiMax both"
 """
 
 
 def add(commands: Any) -> None:
     """Adds the subcommand."""
-    command = commands.add_parser(
-        "table",
-        help="print the results of sweeps",
-        description=TEXT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    command = layout.command(commands, "table", "print the results of sweeps", TEXT)
     command.add_argument(
         "paths", nargs="+", type=Path, metavar="PATH", help="folder of a sweep, or a file made by --save"
     )
@@ -49,9 +47,10 @@ def add(commands: Any) -> None:
 def table(options: argparse.Namespace) -> None:
     """Prints, saves and draws what was asked for."""
     need_packages()
-    from multimax.experiments import results
+    from multimax.experiments import results, terminal
     from multimax.experiments import table as tables
 
+    width = terminal.width()
     with refusing():
         sweeps = [results.read(path) for path in options.paths]
         if options.save is not None:
@@ -59,9 +58,9 @@ def table(options: argparse.Namespace) -> None:
                 raise ValueError(f"multimax: expected one sweep to save, got {len(sweeps)}")
             results.save(sweeps[0], options.save)
         for number, sweep in enumerate(sweeps):
-            print("\n" * bool(number) + tables.markdown(sweep, options.metrics, options.baseline))
+            print("\n" * bool(number) + tables.text(sweep, options.metrics, options.baseline, width))
             for label in options.parameters or ():
-                print("\n" + tables.parameters_markdown(sweep, label))
+                print("\n" + tables.parameters_text(sweep, label, width))
         if options.curves is not None:
             _draw_curves(sweeps, options.parameters or (), options.curves)
 
@@ -69,8 +68,9 @@ def table(options: argparse.Namespace) -> None:
 def _draw_curves(sweeps: "Sequence[Sweep]", labels: Sequence[str], file: Path) -> None:
     """The sigma that a method of a sweep has learned, one line per seed."""
     from multimax import plots
-    from multimax.experiments.table import learned_layers
+    from multimax.experiments.table import learned_layers, line_of
 
     if len(sweeps) != 1 or len(labels) != 1:
         raise ValueError("multimax: expected one sweep, and one method by --parameters, for --curves")
-    plots.save(plots.learned_sigma(learned_layers(sweeps[0], labels[0])), file)
+    layers, line = learned_layers(sweeps[0], labels[0]), line_of(sweeps[0], labels[0])
+    plots.save(plots.learned_sigma(layers, line=line), file)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from multimax.cli import runs
+from multimax.cli import layout, runs
 from multimax.cli.errors import need_packages, refusing
 from multimax.experiments import sweep as sweeps
 from multimax.experiments import tasks
@@ -17,25 +17,39 @@ Trains a transformers model with any reweighting function in attention and outpu
 Give the same command again to continue after an interruption.
 
 examples:
-  multimax train vision                                                   softmax on digits, nothing to download
-  multimax train vision --attention multimax --output multimax            MultiMax in both
-  multimax train vision --preset cpu-fashion --data FOLDER                IDX files as they are
-  multimax train language --preset cpu-wikitext2 --data FOLDER            train.txt, valid.txt, test.txt
-  multimax train translation --preset cpu-multi30k --data FOLDER          train.de, train.en, ...
-  torchrun --nproc-per-node 8 -m multimax train vision --preset paper-deit-small --data IMAGENET
 """
+EXAMPLES = {
+    "vision": """\
+  multimax train vision           softmax on digits, nothing to download
+  multimax train vision --attention multimax --output multimax
+                                  MultiMax in both
+  multimax train vision --preset cpu-fashion --data FOLDER
+                                  IDX files as they are
+  torchrun --nproc-per-node 8 -m multimax train vision \\
+      --preset paper-deit-small --data IMAGENET
+""",
+    "language": """\
+  multimax train language         softmax on Python's own sources
+  multimax train language --preset cpu-wikitext2 --data FOLDER
+                                  train.txt, valid.txt, test.txt
+""",
+    "translation": """\
+  multimax train translation --preset cpu-multi30k --data FOLDER
+                                  train.de, train.en, ...
+""",
+}
 
 
 def add(commands: Any) -> None:
     """Adds the subcommand, which has one subcommand per task."""
-    looks = {"description": TEXT, "formatter_class": argparse.RawDescriptionHelpFormatter}
-    command = commands.add_parser("train", help="train a model with any reweighting function", **looks)
+    every = TEXT + "".join(EXAMPLES.values())
+    command = layout.command(commands, "train", "train a model with any reweighting function", every)
     subcommands = command.add_subparsers(dest="task", metavar="|".join(tasks.names()), required=True)
     for spec in tasks.SPECS:
-        subcommand = subcommands.add_parser(spec.name, help=spec.about, **looks)
-        known = ", ".join(preset_names())
+        subcommand = layout.command(subcommands, spec.name, spec.about, TEXT + EXAMPLES[spec.name])
+        known = ", ".join(name for name in preset_names() if preset(name).task == spec.name)
         subcommand.add_argument("--preset", help=f"{spec.preset} unless given; one of {known}, or a JSON file")
-        runs.add_settings(subcommand, spec.name)
+        runs.add_settings(subcommand, spec)
         subcommand.set_defaults(function=train)
 
 

@@ -110,6 +110,7 @@ def check_paper(paper: object, where: str) -> None:
     if paper is None:
         return
     texts = isinstance(paper, dict) and all(isinstance(paper.get(key), str) for key in ("metric", "setting"))
+    texts = texts and isinstance(paper.get("preset", ""), str)  # type: ignore[attr-defined]
     if not texts or not isinstance(paper.get("values"), dict):  # type: ignore[attr-defined]
         raise ValueError(
             f"multimax: expected 'paper' in {where} to have a metric, a setting and values by label, got {paper!r}"

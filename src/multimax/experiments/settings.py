@@ -89,7 +89,7 @@ class Settings:
     languages: str = _setting("de-en", "from which language into which (translation)")
     tokenizer: str = _setting("bpe", "bpe, word or character: trained on the data, and saved with the run")
     vocabulary: int = _setting(8192, "the largest number of tokens")
-    length: int = _setting(256, "tokens per sequence (language), or at most (translation)")
+    length: int = _setting(256, "tokens per sequence; in translation, at most so many")
     stride: int = _setting(0, "tokens from one window of evaluation to the next; 0 for windows side by side (language)")
     beams: int = _setting(5, "beams of the search (translation)")
     image_size: int = _setting(224, "height and width that the model gets (vision)")

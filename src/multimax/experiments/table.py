@@ -1,4 +1,4 @@
-"""The results of a sweep as Markdown."""
+"""The results of a sweep as Markdown, or in the columns of a terminal."""
 
 import math
 import re
@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 
 from scipy import stats  # type: ignore[import-untyped]
 
-from multimax.experiments import results, tasks
+from multimax.experiments import results, tasks, terminal
 from multimax.experiments.results import OF_RESULT, Run, Sweep
 from multimax.experiments.tasks import Metric
+from multimax.metrics.layer_names import layer_names
 from multimax.reweighting.layer import SYMBOLS  # the paper's, which have one value per order
 
+FEW = 5  # seeds, below which an interval comes with a warning
 ARROWS = {"higher": "↑", "lower": "↓"}
 
 
@@ -109,6 +111,8 @@ def _difference_cell(runs: Sequence[Run], baseline: Sequence[Run], name: str) ->
         return "-"
     mean, low, high = (_number(value, METRICS[name].digits, "+") for value in (found.mean, found.low, found.high))
     seeds = f" ({found.seeds} seeds)" if found.seeds != len(runs) else ""
+    if found.seeds < FEW:
+        seeds = f" (only {found.seeds} seeds)"
     return f"{mean} [{low}, {high}]{seeds}"
 
 
@@ -200,6 +204,11 @@ def notes(sweep: Sweep, metrics: Sequence[str] | None = None) -> list[str]:
             "confidence interval by Student's t."
         )
     found = [legend]
+    if len(sweep.labels) > 1 and any(1 < len(sweep.of(label)) < FEW for label in sweep.labels):
+        found.append(
+            f"Fewer than {FEW} seeds: the interval takes for granted that the differences are normal, which so few "
+            "cannot show. It is a hint, not a result."
+        )
     diverged = [run for run in sweep.runs if not run.finished]
     if diverged:
         texts = (
@@ -215,10 +224,12 @@ def notes(sweep: Sweep, metrics: Sequence[str] | None = None) -> list[str]:
     found += [_cost(sweep), *_environments(sweep)]
     paper = _paper(sweep, main)
     if paper:
-        found.append(
-            f"The column of the paper: {paper['metric'].replace('_', ' ')} of {paper['setting']}, as printed there. "
-            "These small runs cannot be compared with it but for the direction."
-        )
+        what = f"{main.replace('_', ' ')} of {paper['setting']}"
+        if _of_paper(sweep, paper):
+            found.append(f"The column of the paper: {what}, as printed there.")
+        else:
+            values = ", ".join(f"{label} {value}" for label, value in paper["values"].items() if label in sweep.labels)
+            found.append(f"The paper has another task, to be compared by the direction alone: {what}: {values}.")
     return [" ".join(note.split()) for note in found]
 
 
@@ -226,6 +237,11 @@ def _paper(sweep: Sweep, main: str) -> dict[str, Any] | None:
     """The paper's figures, if they are of the metric that methods are compared by here."""
     paper: dict[str, Any] | None = sweep.about.get("paper")
     return paper if paper and paper["metric"] == main else None
+
+
+def _of_paper(sweep: Sweep, paper: Mapping[str, Any]) -> bool:
+    """Whether the runs are of the paper's own setting, so that its figures may stand beside them."""
+    return bool(sweep.about["preset"] == paper.get("preset"))
 
 
 def _chosen(sweep: Sweep, metrics: Sequence[str] | None) -> list[str]:
@@ -275,12 +291,31 @@ def markdown(sweep: Sweep, metrics: Sequence[str] | None = None, baseline: str |
         ...     for seed, value in enumerate(values)
         ... ]
         >>> print(markdown(Sweep(about, runs)).split("\\n\\n")[0])
-        | method   | accuracy, % ↑ | seeds | difference to softmax (95%) |
-        |----------|---------------|-------|-----------------------------|
-        | softmax  | 97.20 ± 0.28  | 2     |                             |
-        | MultiMax | 98.25 ± 0.21  | 2     | +1.05 [+0.41, +1.69]        |
+        | method   | accuracy, % ↑ | seeds | difference to softmax (95%)         |
+        |----------|---------------|-------|-------------------------------------|
+        | softmax  | 97.20 ± 0.28  | 2     |                                     |
+        | MultiMax | 98.25 ± 0.21  | 2     | +1.05 [+0.41, +1.69] (only 2 seeds) |
     """
     return "\n".join([_table(rows(sweep, metrics, baseline)), "", *(f"- {note}" for note in notes(sweep, metrics))])
+
+
+def text(
+    sweep: Sweep, metrics: Sequence[str] | None = None, baseline: str | None = None, width: int | None = None
+) -> str:
+    """The same as :func:`markdown`, in the columns of a terminal where one is given.
+
+    Args:
+        sweep: what :func:`read` gave.
+        metrics: as for :func:`markdown`.
+        baseline: likewise.
+        width: of the terminal; None for Markdown.
+    """
+    if width is None:
+        return markdown(sweep, metrics, baseline)
+    cells, others = rows(sweep, metrics, baseline), len(_chosen(sweep, metrics)) - 1
+    # the difference next to its metric, with which it fits into one block
+    moved = [[*row[:2], row[3 + others], row[2 + others], *row[2 : 2 + others], *row[4 + others :]] for row in cells]
+    return f"{terminal.table(moved, width)}\n\n{terminal.notes(notes(sweep, metrics), width)}"
 
 
 def rows(sweep: Sweep, metrics: Sequence[str] | None = None, baseline: str | None = None) -> list[list[str]]:
@@ -291,6 +326,7 @@ def rows(sweep: Sweep, metrics: Sequence[str] | None = None, baseline: str | Non
         known = ", ".join(map(repr, sweep.labels))
         raise ValueError(f"multimax: expected the baseline to be a method of the sweep, {known}, got {baseline!r}")
     paper = _paper(sweep, chosen[0])
+    paper = paper if paper and _of_paper(sweep, paper) else None
     head = ["method", *(f"{METRICS[name].title} {ARROWS[METRICS[name].better]}" for name in chosen), "seeds"]
     found = [[*head, f"difference to {baseline} (95%)", *(["paper"] if paper else [])]]
     for label in sweep.labels:
@@ -301,12 +337,6 @@ def rows(sweep: Sweep, metrics: Sequence[str] | None = None, baseline: str | Non
         row.append("" if label == baseline else _difference_cell(runs, sweep.of(baseline), chosen[0]))
         found.append(row + ([str(paper["values"].get(label, "-"))] if paper else []))
     return found
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """A key: layers.10 behind layers.9, a decoder behind its encoder, and what has no number, an output layer, last."""
-    place = 2 if not re.search(r"\d", name) else 1 if "decoder." in name else 0
-    return [(place, ""), *((int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name))]
 
 
 def _flat(value: Any) -> list[float]:
@@ -342,8 +372,15 @@ def parameters_markdown(sweep: Sweep, label: str) -> str:
     Returns:
         The text.
     """
+    return parameters_text(sweep, label)
+
+
+def parameters_text(sweep: Sweep, label: str, width: int | None = None) -> str:
+    """The same as :func:`parameters_markdown`, in the columns of a terminal where one is given."""
     found, note = parameter_rows(sweep, label)
-    return f"{_table(found)}\n\n- {note}"
+    if width is None:
+        return f"{_table(found)}\n\n- {note}"
+    return f"{terminal.table(found, width)}\n\n{terminal.notes([note], width)}"
 
 
 def parameter_rows(sweep: Sweep, label: str) -> tuple[list[list[str]], str]:
@@ -369,20 +406,20 @@ def parameter_rows(sweep: Sweep, label: str) -> tuple[list[list[str]], str]:
         raise ValueError(f"multimax: expected learned parameters of {label!r}, got {what}")
     titles = sorted({column for columns in layers.values() for column in columns})
     found = [["layer", *(title for _, _, title in titles)]]
-    for layer in sorted(layers, key=_natural):
+    for layer, shown in layer_names(layers).items():
         cells = []
         for column in titles:
             values = layers[layer].get(column)
             text = "-" if values is None else _spread(values, 4)
             cells.append(text if values is None or len(values) == len(runs) else f"{text} (n = {len(values)})")
-        found.append([layer or "(model)", *cells])
+        found.append([shown, *cells])
     diverged = len(sweep.of(label)) - len(runs)
     spread = f"mean ± standard deviation over {len(runs)} seeds" if len(runs) > 1 else "one seed"
     return found, f"{label}: {spread}{f'; {diverged} diverged and not in it' if diverged else ''}."
 
 
 def learned_layers(sweep: Sweep, label: str) -> dict[str, list[dict[str, list[float]]]]:
-    """MultiMax's parameters by layer, of each finished run and each head, in the paper's symbols.
+    """MultiMax's parameters by layer as it is shown, of each finished run and each head, in the paper's symbols.
 
     Args:
         sweep: what :func:`multimax.experiments.results.read` gave.
@@ -402,4 +439,12 @@ def learned_layers(sweep: Sweep, label: str) -> dict[str, list[dict[str, list[fl
             found.setdefault(layer, []).extend({s: one[s] for s in SYMBOLS} for one in sets)
     if not found:
         raise ValueError(f"multimax: expected finished runs of MultiMax under the label {label!r}, got none")
-    return {layer: found[layer] for layer in sorted(found, key=_natural)}
+    return {shown: found[layer] for layer, shown in layer_names(found).items()}
+
+
+def line_of(sweep: Sweep, label: str) -> str:
+    """What one of several lines of a layer is, where each set of :func:`learned_layers` is a line."""
+    runs = [run for run in sweep.of(label) if run.result.get("parameters")]
+    layers = [layer for run in runs for layer in run.result["parameters"].values() if set(SYMBOLS) <= set(layer)]
+    heads = any(isinstance(layer["t_b"][0], list) for layer in layers)
+    return " and ".join(["seed"] * (len(runs) > 1 or not heads) + ["head"] * heads)

@@ -10,11 +10,13 @@ from torch import Tensor, nn
 from multimax import metrics
 from multimax.convert.observable import observable_attention
 from multimax.metrics.evaluation import evaluating
+from multimax.metrics.layer_names import layer_names
 from multimax.ops import checks
 from multimax.plots import pictures, style
 from multimax.training.groups import reweighting_modules
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 MARK = style.COLOURS[5]
@@ -62,35 +64,41 @@ def attention_of(model: nn.Module, inputs: object, *, layers: Collection[str] | 
     return {name: torch.cat(blocks, 2) for name, blocks in kept.items()}
 
 
-def _maps(attention: object, inputs: object, layers: Collection[str] | None) -> dict[str, Tensor]:
-    """(H, Lq, Lk) by label."""
+def _of_image(given: object) -> Tensor:
+    """(H, Lq, Lk)."""
+    weights = style.numbers("attention weights", given, finite=True)
+    weights = weights[0] if weights.ndim == 4 and len(weights) == 1 else weights
+    if weights.ndim != 3 or 0 in weights.shape:
+        raise ValueError(
+            f"multimax: expected attention of one image, (heads, queries, keys), got {tuple(weights.shape)}"
+        )
+    return weights
+
+
+def _groups(attention: object, inputs: object, layers: Collection[str] | None) -> dict[str, dict[str, Tensor]]:
+    """(H, Lq, Lk) by label, in groups of what is compared."""
     if isinstance(attention, nn.Module):
         if inputs is None:
             raise ValueError(
                 "multimax: expected the model's inputs, got none; give inputs=, the image as the model takes it"
             )
-        found: dict[str, Any] = attention_of(attention, inputs, layers=layers)
-        short = style.layer_names(found)
-        found = {short[name]: weights for name, weights in found.items()}
+        found: Mapping[str, Any] = attention_of(attention, inputs, layers=layers)
+        groups: dict[str, Any] = {shown: {"": found[name]} for name, shown in layer_names(found).items()}
     elif isinstance(attention, Mapping):
-        found = style.runs_by_label(attention, "attention")
+        groups = style.runs_by_label(attention, "attention")
+        if not any(isinstance(group, Mapping) for group in groups.values()):
+            groups = {"": groups}
     else:
-        found = {"": attention}
-    maps = {}
-    for label, given in found.items():
-        weights = style.numbers("attention weights", given, finite=True)
-        weights = weights[0] if weights.ndim == 4 and len(weights) == 1 else weights
-        if weights.ndim != 3 or 0 in weights.shape:
-            raise ValueError(
-                f"multimax: expected attention of one image, (heads, queries, keys), got {tuple(weights.shape)}"
-            )
-        maps[label] = weights
-    return maps
+        groups = {"": {"": attention}}
+    return {
+        name: {label: _of_image(given) for label, given in style.runs_by_label(group, "attention").items()}
+        for name, group in groups.items()
+    }
 
 
 def attention_maps(
     image: object,
-    attention: Tensor | Mapping[str, Tensor] | nn.Module,
+    attention: Tensor | Mapping[str, Tensor] | Mapping[str, Mapping[str, Tensor]] | nn.Module,
     *,
     query: int,
     inputs: object = None,
@@ -101,8 +109,9 @@ def attention_maps(
 
     Args:
         image: the photo, (height, width) or with channels first or last.
-        attention: weights of one image, (heads, queries, keys), or several by label, such as "softmax, layer 5",
-            one row each; or a model, whose layers are the rows.
+        attention: weights of one image, (heads, queries, keys), or several by label, such as "softmax" and "MultiMax",
+            side by side; or such by layer, ``{"layer 1": {"softmax": ..., "MultiMax": ...}, ...}``; or a model, whose
+            layers are shown.
         query: the patch that looks, counted from 0 row by row, without the class token.
         inputs: what the model takes, if there is one.
         layers: full names of the model's layers to show, all unless given.
@@ -110,49 +119,63 @@ def attention_maps(
             token; with it, all further tokens come before the patches.
 
     Returns:
-        A figure with a row for each label: the photo with the query marked, then one map per head, over the photo in
-        grey. All heads of a row share one scale, up to its largest weight. What the query gives to tokens other than
-        patches is not shown.
+        A figure with the photo, the query marked, and a column of maps for each label, a row for each head. What stands
+        side by side has one scale, from 0 to its largest weight, and a bar below; layers have scales of their own. What
+        the query gives to tokens other than patches is not shown.
 
     Example:
         >>> import torch
         >>> from multimax import plots
-        >>> weights = torch.softmax(3 * torch.randn(6, 17, 17), -1)  # a class token, and 4 x 4 patches
-        >>> figure = plots.attention_maps(torch.rand(3, 32, 32), weights, query=5)
-        >>> len(figure.axes)  # the photo, six heads, the scale
-        8
+        >>> softmax, other = (torch.softmax(scale * torch.randn(6, 17, 17), -1) for scale in (1, 3))
+        >>> maps = {"softmax": softmax, "sharper": other}  # of a class token, and 4 x 4 patches
+        >>> figure = plots.attention_maps(torch.rand(3, 32, 32), maps, query=5)
+        >>> len(figure.axes)  # the photo, two columns of six heads, the scale
+        14
     """
     photo = pictures.picture(image)
-    maps = _maps(attention, inputs, layers)
+    groups = _groups(attention, inputs, layers)
     checks.integer("query", query)
-    heads = max(map(len, maps.values()))
-    figure = style.figure(len(maps), heads + 1, 1.25, 1.35)
+    heads = max(len(weights) for group in groups.values() for weights in group.values())
+    columns = 1 + sum(map(len, groups.values()))
+    figure = style.figure(heads, columns, 1.15, 1.15)
+    figure.set_figheight(figure.get_figheight() + 0.9)  # titles and bars
     from matplotlib.colors import Normalize
+
+    axes = style.picture_panel(figure, heads, columns, 0, "query")
+    axes.imshow(photo.numpy(), interpolation="none")
+    queried = axes
+    place = 1
+    for name, group in groups.items():
+        shown: dict[str, Tensor] = {}
+        for label, weights in group.items():
+            skip, down, across = pictures.patches(weights.shape[2], grid)
+            if not 0 <= query < down * across or skip + query >= weights.shape[1]:
+                raise ValueError(
+                    f"multimax: expected query in [0, {down * across - 1}], a patch of {down} x {across}, got {query}"
+                )
+            shown[label] = weights[:, skip + query, skip:].reshape(-1, down, across)
+        scale = Normalize(0.0, max(*(maps.max().item() for maps in shown.values()), 1e-12))
+        panels: list[Any] = []
+        for column, (label, maps) in enumerate(shown.items(), start=place):
+            title = "\n".join(part for part in (style.plain(name, 18), style.plain(label, 18)) if part)
+            for head, map_ in enumerate(maps):
+                axes = style.picture_panel(figure, heads, columns, head * columns + column, "" if head else title)
+                pictures.overlay(axes, photo, map_, scale, smooth=False)
+                _mark(axes, photo, query, down, across)
+                if column == 1:
+                    axes.set_ylabel(f"head {head + 1}", fontsize=style.TEXT)
+                panels.append(axes)
+        place += len(shown)
+        pictures.bar(figure, panels, scale, "attention weight", below=True)
+    _mark(queried, photo, query, down, across)
+    return figure
+
+
+def _mark(axes: "Axes", photo: Tensor, query: int, down: int, across: int) -> None:
+    """A frame around the patch that looks."""
     from matplotlib.patches import Rectangle
 
-    for row, (label, weights) in enumerate(maps.items()):
-        skip, down, across = pictures.patches(weights.shape[2], grid)
-        if not 0 <= query < down * across or skip + query >= weights.shape[1]:
-            raise ValueError(
-                f"multimax: expected query in [0, {down * across - 1}], a patch of {down} x {across}, got {query}"
-            )
-        shown = weights[:, skip + query, skip:].reshape(-1, down, across)
-        axes = style.picture_panel(figure, len(maps), heads + 1, row * (heads + 1), "" if row else "query")
-        axes.imshow(photo.numpy())
-        axes.set_ylabel(style.plain(label, 22), fontsize=style.TEXT)
-        height, width = photo.shape[0] / down, photo.shape[1] / across
-        place = (query % across * width - 0.5, query // across * height - 0.5)
-        for colour, line in (("black", 3.0), (MARK, 1.8)):  # visible on light and dark
-            axes.add_patch(Rectangle(place, width, height, fill=False, edgecolor=colour, linewidth=line))
-        panels: list[Any] = [axes]
-        last: Any = None
-        scale = Normalize(0.0, max(shown.max().item(), 1e-12))
-        for head, map_ in enumerate(shown):
-            number = row * (heads + 1) + head + 1
-            axes = style.picture_panel(figure, len(maps), heads + 1, number, "" if row else f"head {head + 1}")
-            last = pictures.overlay(axes, photo, map_, scale, smooth=False)
-            panels.append(axes)
-        bar: Any = figure.colorbar(last, ax=panels, aspect=12, pad=0.01, fraction=0.03)
-        bar.ax.tick_params(labelsize=6)
-        bar.solids.set_alpha(1)
-    return figure
+    height, width = photo.shape[0] / down, photo.shape[1] / across
+    place = (query % across * width - 0.5, query // across * height - 0.5)
+    for colour, line in (("black", 2.4), (MARK, 1.4)):  # visible on light and dark
+        axes.add_patch(Rectangle(place, width, height, fill=False, edgecolor=colour, linewidth=line))

@@ -78,13 +78,12 @@ def patch_similarity(runs: Mapping[str, Epochs | logs.Entries], *, measure: str 
         first = first or axes
         for epoch, values in run.items():
             places = range(1, len(values) + 1)
-            axes.plot(places, values, color=shades(scale(epoch)), marker="o", markersize=3, linewidth=1.2)
+            label = f"epoch {epoch:g}"
+            axes.plot(places, values, color=shades(scale(epoch)), marker="o", markersize=3, linewidth=1.2, label=label)
         _layers(axes, max(map(len, run.values())))
     style.labels(figure, "layer", style.plain(style.words(measure)))
     if min(epochs) < max(epochs):
-        bar = figure.colorbar(ScalarMappable(scale, shades), ax=figure.axes, aspect=30, pad=0.02)
-        bar.set_label("epoch", fontsize=style.TEXT)
-        bar.ax.tick_params(labelsize=style.TICKS)
+        style.bar(figure, ScalarMappable(scale, shades), "epoch")
     return figure
 
 

@@ -20,14 +20,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Function = Callable[[Tensor], Tensor]
-# The second entry rises to the first, which then falls; the third is negative. The paper does not print its inputs.
+# The second entry rises to the first, which then falls; the third is small, but not so small that softmax would ignore
+# it. The paper does not print its inputs.
 SERIES = (
-    *((3.0, step / 4, -1.0) for step in range(13)),
-    *((3.0 - step / 4, 3.0, -1.0) for step in range(1, 13)),
+    *((3.0, step / 4, 0.0) for step in range(13)),
+    *((3.0 - step / 4, 3.0, 0.0) for step in range(1, 13)),
 )
 # Two modes over noise, as `multimax weights` prints them, and the threshold of relevant entries.
 TWO_MODES, RELEVANT = (2.4, 2.0, 0.3, 0.0, -0.2, -0.6, -1.0, -2.0), 1.0
-TEMPERATURES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+TEMPERATURES = (0.25, 0.5, 1.0, 2.0, 4.0, 16.0)
 LAYER = 9  # a hidden layer; the paper does not say which it used
 OTHERS: dict[str, Function] = {
     "sparsemax": reweighting.sparsemax,
@@ -130,10 +131,10 @@ def simplex(
     """Where functions put a series of inputs on the simplex: Figure 1a of the paper.
 
     The corners are distributions of one mode, the edges of two, the inside of three. By default the
-    second entry rises to the first, which then falls, and the third is negative. Softmax at a low temperature,
-    and the sparse functions, stay at the corner of the larger entry until the other is close; softmax at a high
-    temperature leaves the edge, since it gives weight to the negative entry. MultiMax stays near the edge, and between
-    the corners.
+    second entry rises to the first, which then falls, and the third is 0. Softmax at a low temperature, and the sparse
+    functions, stay at the corner of the larger entry until the other is close; softmax at a high temperature leaves the
+    edge, since it gives weight to the third. MultiMax stays near the edge, and between the corners; at their ends it
+    comes closer to them than softmax at T = 1.
 
     Args:
         inputs: (n, 3), in the order of the path.
@@ -144,16 +145,17 @@ def simplex(
         columns: panels per row.
 
     Returns:
-        A figure with a panel for softmax and one for each of the functions, with softmax's paths in grey behind. A
-        point is an input, a line joins them in their order. A grey disc at a corner is as large as the number of inputs
-        that end there, with a weight above 0.99.
+        A figure with a panel for softmax and one for each of the functions, with softmax's paths in grey behind, and a
+        last one with the third entry's weight. A point is an input, a line joins them in their order. Each title says
+        how many inputs end at a corner, with a weight above 0.99, where a grey disc is as large as their number, and
+        the largest weight that the third entry gets; softmax's are those at T = 1.
 
     Example:
         >>> import multimax
         >>> from multimax import plots
         >>> table = multimax.presets["deit_small"]
         >>> figure = plots.simplex(multimax={"layer 6": table[5], "layer 9": table[8]})
-        >>> [axes.get_title().splitlines()[0] for axes in figure.axes[:-1]]
+        >>> [axes.get_title().splitlines()[0] for axes in figure.axes[:-2]]
         ['softmax', 'sparsemax', 'entmax-1.5', 'Ev-SoftMax', 'layer 6', 'layer 9']
     """
     rows = _rows(inputs, 3)
@@ -161,35 +163,31 @@ def simplex(
     others, layers = _others(functions), _with_parameters(multimax)
     if both := set(others) & set(layers):
         raise ValueError(f"multimax: expected a different label for each function, got {', '.join(both)} twice")
-    shown_functions = {**others, **layers}
-    down, across = style.grid_of(len(shown_functions) + 1, columns)
-    figure = style.figure(down, across, 2.6, 2.6)
-    heat, scale = _temperature_colours(steps)
+    softmax = torch.softmax(rows, -1)
+    weights = {label: _applied(label, function, rows) for label, function in {**others, **layers}.items()}
+    down, across = style.grid_of(len(weights) + 2, columns)
+    figure = style.figure(down, across, 2.7, 2.6)
     paths = {step: _on_simplex(torch.softmax(rows / step, -1)) for step in steps}
 
-    axes = style.panel(figure, down, across, 0, "softmax\nat temperature T")
-    _triangle(axes)
-    free = math.inf  # above what is already labelled
-    for step, path in reversed(paths.items()):
-        axes.plot(*path.T.tolist(), color=heat(scale(step)), marker="o", markersize=2.5, linewidth=1.2, clip_on=False)
-        x, y = path[-1].tolist()
-        if 0.05 < y < free - 0.055:
-            axes.annotate(f"T = {_number(step)}", (x, y), (6, 1), textcoords="offset points", fontsize=7, va="center")
-            free = y
-    order = style.colours("viridis", 0.0, 0.92)
-    shown = None
-    for number, (label, function) in enumerate(shown_functions.items(), start=1):
-        weights = _applied(label, function, rows)
-        alone = (weights > UNIMODAL).sum(0).tolist()  # at each corner
-        title = f"{style.plain(label)}\n{sum(alone)} of {len(rows)} at a corner"
+    def panel(number: int, label: str, found: Tensor) -> "Axes":
+        alone = (found > UNIMODAL).sum(0).tolist()  # at each corner
+        third = f"$x_3$ gets at most {found[:, 2].max().item():.3f}"
+        title = f"{style.plain(label)}\n{sum(alone)} of {len(rows)} at a corner{' at T = 1' * (number == 0)}\n{third}"
         axes = style.panel(figure, down, across, number, title)
         _triangle(axes)
         for corner, count in zip(CORNERS, alone, strict=True):
             if count:  # which lie on top of each other
-                axes.scatter(*corner, s=45 * count, color="0.55", alpha=0.45, linewidths=0, zorder=1, clip_on=False)
+                axes.scatter(*corner, s=45 * count, color="0.82", linewidths=0, zorder=1, clip_on=False)
+        return axes
+
+    _temperature_paths(panel(0, "softmax", softmax), paths)
+    order = style.colours("viridis", 0.0, 0.92)
+    shown = None
+    for number, (label, found) in enumerate(weights.items(), start=1):
+        axes = panel(number, label, found)
         for path in paths.values():
             axes.plot(*path.T.tolist(), color="0.85", linewidth=0.8, zorder=1)
-        x, y = _on_simplex(weights).T.tolist()
+        x, y = _on_simplex(found).T.tolist()
         axes.plot(x, y, color="0.3", linewidth=0.8, zorder=2)
         shown = axes.scatter(
             x,
@@ -202,14 +200,45 @@ def simplex(
             zorder=3,
             clip_on=False,
         )
+    last = style.panel(figure, down, across, len(weights) + 1, "weight of $x_3$")
+    _thirds(last, {"softmax, T = 1": softmax, **weights}, len(others))
     if shown is not None:
         ends = [f"({', '.join(map(_number, rows[i].tolist()))})" for i in (0, -1)]
-        bar = figure.colorbar(shown, ax=figure.axes, location="bottom", shrink=0.45, aspect=30, pad=0.02)
+        bar = style.bar(figure, shown, "input, from the first to the last", location="bottom", shrink=0.45)
         bar.set_ticks([0, len(rows) - 1] if len(rows) > 1 else [0], labels=ends[: len(rows)])
         bar.ax.tick_params(labelsize=style.TEXT, length=0)
         bar.outline.set_visible(False)
-        bar.set_label("input, from the first to the last", fontsize=style.TEXT)
     return figure
+
+
+def _temperature_paths(axes: "Axes", paths: Mapping[float, Tensor]) -> None:
+    """Softmax's paths, each with its temperature at the right of the triangle."""
+    heat, scale = _temperature_colours(list(paths))
+    height = -0.1  # of the last label; the next is above it
+    for step, path in paths.items():  # the coldest is the lowest
+        colour = heat(scale(step))
+        axes.plot(*path.T.tolist(), color=colour, marker="o", markersize=2.5, linewidth=1.2, clip_on=False)
+        x, y = path[-1].tolist()
+        height = max(y, height + 0.085)
+        line = {"arrowstyle": "-", "color": "0.75", "linewidth": 0.6, "shrinkA": 0, "shrinkB": 2}
+        text: Any = axes.annotate(f"T = {_number(step)}", (x, y), (1.06, height), arrowprops=line, va="center")
+        text.set(fontsize=7, annotation_clip=False)
+
+
+def _thirds(axes: "Axes", weights: Mapping[str, Tensor], others: int) -> None:
+    """The weight of the third entry over the series, one line per function."""
+    for number, (label, found) in enumerate(weights.items()):
+        colour = style.COLOURS[0] if not number else OTHER_COLOURS[(number - 1) % 4]
+        colour = style.COLOURS[1] if number > others else colour
+        line = "-" if not number else style.LINES[1 + (number - 1) % 3]
+        line = style.LINES[(number - others - 1) % 4] if number > others else line
+        label = style.plain(label.replace("\n", " "))
+        axes.plot(found[:, 2].tolist(), color=colour, linestyle=line, linewidth=1.6, label=label)
+    axes.set_xticks([])
+    axes.set_xlabel("input", fontsize=style.TEXT)
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high + 0.7 * (high - low))  # room for the legend
+    axes.legend(fontsize=6.5, frameon=False, loc="upper center", ncols=2)
 
 
 def trade_off(

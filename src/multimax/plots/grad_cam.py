@@ -164,35 +164,35 @@ def grad_cam(
     block: str | None = None,
     grid: tuple[int, int] | None = None,
 ) -> "Figure":
-    """Which patches speak for the class, one row per model, softmax above MultiMax: Figure 6 of the paper.
+    """Which patches speak for the class, the models side by side: Figure 6 of the paper.
 
     Args:
         images: photos, a list of arrays or a tensor (n, channels, height, width).
-        maps: by label, one row each from top to bottom: what :func:`class_activation` gave, (n, rows, columns), or a
-            model to take it from.
+        maps: by label, one column each from left to right: what :func:`class_activation` gave, (n, rows, columns), or
+            a model to take it from.
         inputs: what the models take, if there are any.
         target: of :func:`class_activation`.
         block: likewise.
         grid: likewise.
 
     Returns:
-        A figure with the photos, and below them a row for each label: the map over the photo in grey, from 0 to the
-        largest value of each map.
+        A figure with a row for each photo: the photo, and beside it the map of each label over the photo in grey. All
+        maps of a row have one scale, from 0 to their largest value, and a bar.
 
     Example:
         >>> import torch
         >>> from multimax import plots
         >>> maps = {"softmax": torch.rand(2, 4, 4), "MultiMax": torch.rand(2, 4, 4)}
         >>> figure = plots.grad_cam(torch.rand(2, 3, 32, 32), maps)
-        >>> [axes.get_ylabel() for axes in figure.axes[::2]]
-        ['', 'softmax', 'MultiMax']
+        >>> [axes.get_title() for axes in figure.axes[:3]]
+        ['photo', 'softmax', 'MultiMax']
     """
     if not isinstance(images, Sequence) and getattr(images, "ndim", 0) not in (3, 4):
         raise TypeError(f"multimax: expected images as a list, or a tensor of 4 dims, got {type(images).__name__}")
     photos = [pictures.picture(image) for image in images]  # type: ignore[attr-defined]
     if not photos:
         raise ValueError("multimax: expected at least one image, got none")
-    rows: dict[str, Tensor] = {}
+    columns: dict[str, Tensor] = {}
     for label, given in style.runs_by_label(maps, "maps or models").items():
         if isinstance(given, nn.Module):
             if inputs is None:
@@ -204,18 +204,20 @@ def grad_cam(
                 f"multimax: expected maps of shape ({len(photos)}, rows, columns) for {label!r}, one per image, got "
                 f"{tuple(found.shape)}"
             )
-        rows[label] = found
-    columns = len(photos)
-    figure = style.figure(len(rows) + 1, columns, 1.5, 1.5)
+        columns[label] = found
+    across = len(columns) + 1
+    figure = style.figure(len(photos), across, 1.5, 1.45)
+    figure.set_figwidth(figure.get_figwidth() + 0.7)  # bars
     from matplotlib.colors import Normalize
 
-    for place, photo in enumerate(photos):
-        style.picture_panel(figure, len(rows) + 1, columns, place).imshow(photo.numpy())
-    for row, (label, found) in enumerate(rows.items(), start=1):
-        for place, (photo, map_) in enumerate(zip(photos, found, strict=True)):
-            axes = style.picture_panel(figure, len(rows) + 1, columns, row * columns + place)
-            scale = Normalize(0.0, max(map_.max().item(), 1e-12))
-            pictures.overlay(axes, photo, map_, scale, smooth=True)
-            if place == 0:
-                axes.set_ylabel(style.plain(label, 22), fontsize=style.TITLE)
+    for row, photo in enumerate(photos):
+        panels = [style.picture_panel(figure, len(photos), across, row * across, "" if row else "photo")]
+        panels[0].imshow(photo.numpy(), interpolation="none")
+        scale = Normalize(0.0, max(*(found[row].max().item() for found in columns.values()), 1e-12))
+        for column, (label, found) in enumerate(columns.items(), start=1):
+            title = "" if row else style.plain(label, 22)
+            axes = style.picture_panel(figure, len(photos), across, row * across + column, title)
+            pictures.overlay(axes, photo, found[row], scale, smooth=True)
+            panels.append(axes)
+        pictures.bar(figure, panels, scale, "for the class", below=False)
     return figure

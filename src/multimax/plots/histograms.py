@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from multimax.metrics import AttentionStatistics, LogHistogram
+from multimax.metrics.layer_names import layer_names
 from multimax.plots import style
 
 if TYPE_CHECKING:
@@ -54,11 +55,10 @@ def _panels(
 ) -> "Figure":
     """One panel per layer, one line per run."""
     layers = _by_layer(runs)
-    short = style.layer_names(layers)
     rows, columns = style.grid_of(len(layers), columns)
     figure = style.figure(rows, columns, 2.6, 2.2)
-    for number, (name, of_layer) in enumerate(layers.items()):
-        axes = style.panel(figure, rows, columns, number, style.plain(short[name]))
+    for number, (name, shown) in enumerate(layer_names(layers).items()):
+        axes, of_layer = style.panel(figure, rows, columns, number, style.plain(shown)), layers[name]
         axes.set_xscale("log")
         for place, (label, histogram) in enumerate(of_layer.items()):
             draw(axes, histogram, place, style.plain(label), style.colours_of(of_layer)[label])

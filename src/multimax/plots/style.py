@@ -2,9 +2,9 @@
 
 import io
 import math
-import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from multimax.ops import checks
+from multimax.plots.dark import adaptive
+from multimax.plots.dark import dark as dark_version
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart; yellow, hard to see on white, is second to last.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000")
+INK = "0.1"  # of what is neither text nor a run
 LINES: tuple[Any, ...] = ("-", "--", "-.", ":")
 TITLE, TEXT, TICKS = 9, 8, 7  # font sizes in points
 LETTER = 0.57  # mean width of one, in font sizes
@@ -55,24 +58,29 @@ def figure(rows: int, columns: int, width: float, height: float) -> "Figure":
 
 
 def grid_of(number: int, columns: int) -> tuple[int, int]:
-    """Rows and columns for a number of panels."""
+    """Rows and columns for a number of panels, at most so many columns, and no more than the rows need."""
     if not isinstance(columns, int) or isinstance(columns, bool) or columns < 1:
         raise ValueError(f"multimax: expected columns of at least 1, got {columns!r}")
-    columns = min(columns, number)
-    return -(-number // columns), columns
+    rows = -(-number // columns)
+    return rows, -(-number // rows)
 
 
 def panel(figure: "Figure", rows: int, columns: int, number: int, title: str = "", **options: Any) -> "Axes":
     """The next panel, counted from 0, with a light grid behind what is drawn."""
     axes: Axes = figure.add_subplot(rows, columns, number + 1, **options)
+    dress(axes, title, figure.get_figwidth() / columns)
+    return axes
+
+
+def dress(axes: "Axes", title: str, width: float) -> None:
+    """Title, marks and grid of a panel that is so many inches wide."""
     longest = max(map(len, title.split("\n")))
     # points; not the whole panel, as a title is centred on axes that the tick labels push to the right
-    room = 0.85 * 72 * figure.get_figwidth() / columns
+    room = 0.85 * 72 * width
     axes.set_title(title, fontsize=min(TITLE, room / (LETTER * max(longest, 1))))
     axes.tick_params(labelsize=TICKS)
     axes.grid(color="0.9", linewidth=0.6)
     axes.set_axisbelow(True)
-    return axes
 
 
 def picture_panel(figure: "Figure", rows: int, columns: int, number: int, title: str = "") -> "Axes":
@@ -102,12 +110,21 @@ def legend(figure: "Figure", handles: Sequence[Any], columns: int = 6) -> None:
     figure.legend(handles=handles, loc="outside upper center", ncols=across, fontsize=TEXT, frameon=False)
 
 
+def bar(figure: "Figure", shown: Any, label: str, **place: Any) -> Any:
+    """A bar of colours, without seams between them in files of vectors."""
+    made: Any = figure.colorbar(shown, ax=figure.axes, aspect=30, pad=0.02, **place)
+    made.solids.set_edgecolor("face")
+    made.set_label(label, fontsize=TEXT)
+    made.ax.tick_params(labelsize=TICKS)
+    return made
+
+
 def colours(name: str, low: float, high: float) -> "Colormap":
-    """A part of one of matplotlib's colour maps."""
+    """A part of one of matplotlib's colour maps, in so few steps that a bar of it stays one of vectors."""
     import matplotlib
     from matplotlib.colors import ListedColormap
 
-    return ListedColormap(matplotlib.colormaps[name](torch.linspace(low, high, 256).numpy()))
+    return ListedColormap(matplotlib.colormaps[name](torch.linspace(low, high, 48).numpy()))
 
 
 def colours_of(labels: Iterable[str]) -> dict[str, str]:
@@ -128,13 +145,16 @@ def words(name: str) -> str:
     return {"multi_modality": "multi-modality"}.get(name, name.replace("_", " "))
 
 
-def save(figure: "Figure", file: str | Path, *, dpi: int = 150) -> None:
+def save(figure: "Figure", file: str | Path, *, dpi: int = 200, dark: bool = False) -> None:
     """Writes a figure; equal figures give equal files, in the formats png, svg and pdf.
+
+    An SVG file is dark by itself where the reader's system is, in a browser; its text is text, which can be searched.
 
     Args:
         figure: of one of these functions.
         file: its extension gives the format: png, svg, pdf and others that matplotlib supports.
         dpi: dots per inch, for formats that have dots.
+        dark: on a dark background, in any format.
 
     Example:
         >>> import tempfile
@@ -151,21 +171,30 @@ def save(figure: "Figure", file: str | Path, *, dpi: int = 150) -> None:
             f"multimax: expected a file that ends in {', '.join(sorted(known))}, got {str(file)!r}; the ending says "
             "the format"
         )
-    _write(figure, file, suffix.removeprefix("."), dpi)
+    with dark_version(figure) if dark else nullcontext():
+        if suffix == ".svg" and not dark:
+            Path(file).write_bytes(as_svg(figure))
+        else:
+            _write(figure, file, suffix.removeprefix("."), dpi)
 
 
 def as_svg(figure: "Figure") -> bytes:
-    """The text of an SVG file; equal figures give equal texts."""
+    """The text of an SVG file, light and dark; equal figures give equal texts."""
     file = io.BytesIO()
-    _write(figure, file, "svg", 150)
-    return file.getvalue()
+    _write(figure, file, "svg", 200)
+    return adaptive(file.getvalue().decode()).encode()
 
 
 def _write(figure: "Figure", file: Any, format: str, dpi: int) -> None:
     import matplotlib
 
+    if figure.get_layout_engine() is not None:  # places differ from one drawing to the next: those of the second stay
+        for _ in range(2):
+            figure.draw_without_rendering()
+        figure.set_layout_engine("none")
     dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
-    with matplotlib.rc_context({"svg.hashsalt": "multimax"}):
+    # text as text: SVG names the font, PDF has it
+    with matplotlib.rc_context({"svg.hashsalt": "multimax", "svg.fonttype": "none", "pdf.fonttype": 42}):
         figure.savefig(file, format=format, metadata=dates.get(format), dpi=dpi)
 
 
@@ -199,26 +228,3 @@ def interval(low: object, high: object) -> tuple[float, float]:
     if not 0 < last - first < math.inf:
         raise ValueError(f"multimax: expected low < high, got {low} and {high}")
     return first, last
-
-
-def layer_names(names: Iterable[str]) -> dict[str, str]:
-    """Short names of layers: "layer 1" and so on for those that differ only in one number, else as they are.
-
-    Example:
-        >>> from multimax.plots.style import layer_names
-        >>> list(layer_names(["vit.layers.0.attention", "vit.layers.1.attention", "classifier"]).values())
-        ['layer 1', 'layer 2', 'classifier']
-    """
-    names = list(names)
-    kinds: dict[str, list[str]] = {}
-    for name in names:
-        if len(re.findall(r"(?<![^.])\d+(?![^.])", name)) == 1:
-            kinds.setdefault(re.sub(r"(?<![^.])\d+(?![^.])", "*", name), []).append(name)
-    if len(kinds) != 1:
-        return {name: name or "model" for name in names}
-    numbered = next(iter(kinds.values()))
-    found = {}
-    for name in names:
-        number = re.search(r"(?<![^.])\d+(?![^.])", name)
-        found[name] = f"layer {int(number[0]) + 1}" if name in numbered and number else name or "model"
-    return found

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
+from multimax.metrics.layer_names import layer_names
 from multimax.plots import logs, style
 
 if TYPE_CHECKING:
@@ -77,8 +78,8 @@ def training_curves(
             raise ValueError(f"multimax: expected names out of {', '.join(there)}, got {name!r}")
     if not names:
         raise ValueError("multimax: expected at least one name, got none")
-    layers = list(dict.fromkeys(layer for run in curves.values() for v in names for layer in run.get(v, ()) if layer))
-    short = style.layer_names(layers)
+    short = layer_names(layer for run in curves.values() for v in names for layer in run.get(v, ()) if layer)
+    layers = list(short)
     rows, columns = style.grid_of(len(names), columns)
     figure = style.figure(rows, columns, 2.4, 1.9)
     from matplotlib.lines import Line2D
@@ -94,7 +95,13 @@ def training_curves(
                 line = style.LINES[place % len(style.LINES)]
                 mark = "o" if len(steps) == 1 else ""
                 axes.plot(
-                    steps, shown, color=colours.get(layer, of_runs[label]), linestyle=line, linewidth=1.2, marker=mark
+                    steps,
+                    shown,
+                    color=colours.get(layer, of_runs[label]),
+                    linestyle=line,
+                    linewidth=1.2,
+                    marker=mark,
+                    label=style.plain(", ".join(part for part in (label, short.get(layer, layer)) if part)),
                 )
     handles = [Line2D([], [], color=colours[layer], label=style.plain(short[layer])) for layer in layers]
     if len(curves) > 1:

@@ -73,6 +73,19 @@ def _watchable(model: nn.Module) -> None:
             checks.no_dropout(name, module, _drops(module))
 
 
+class SigmaFalls(UserWarning):
+    """Where a larger score gets less weight than a smaller one.
+
+    Args:
+        text: what was seen.
+        layer: full name of the layer.
+    """
+
+    def __init__(self, text: str, layer: str = "") -> None:
+        super().__init__(text)
+        self.layer = layer
+
+
 class Monitor:
     r"""Observes the reweighting functions of a model in any training loop, every few steps.
 
@@ -152,7 +165,7 @@ class Monitor:
         self._ranges = ScoreRanges({}, self.model)
         self._warned: set[tuple[str, str]] = set()
 
-    def _warn(self, layer: str, cause: str, text: str) -> None:
+    def _warn(self, layer: str, cause: str, text: str | SigmaFalls) -> None:
         """Once for each layer and cause, by one process."""
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         if (layer, cause) not in self._warned and (not distributed or torch.distributed.get_rank() == 0):
@@ -253,5 +266,5 @@ class Monitor:
             where = f"{'scores seen' if seen else 'scores'} from {low:.4g} to {high:.4g}"
             text = f"multimax: expected sigma to rise, got a slope of {slope:.4g} at {x:.4g} in {layer}, over {where}: "
             text += "a larger score gets less weight there; MultiMax(monotone=True) prevents it"
-            self._warn(name, "monotone", text)
+            self._warn(name, "monotone", SigmaFalls(text, layer))
         return None

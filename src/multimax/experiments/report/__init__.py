@@ -136,13 +136,13 @@ def _section(group: Group, name: str, examples: int, bar: Any) -> page.Section:
     lacking = []
     for drawing in _with_bar(list(Drawings(group, found, parameters, without)), bar):
         try:
-            svg = drawing.svg()
+            svg, words = drawing.drawn()
         except NotHere as error:
             lacking.append(f"{drawing.title}: {error}.")
             continue
         anchor = f"{name}-{len(parts) + 1}"
         parts.append(page.Part(anchor, drawing.title))
-        html.append(page.figure(anchor, drawing.title, drawing.caption, svg))
+        html.append(page.figure(anchor, drawing.title, drawing.caption, words, svg))
     for label in parameters.labels:
         if any(run.result.get("parameters") for run in parameters.of(label)):
             rows, note = tables.parameter_rows(parameters, label)

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any
 from multimax import plots
 from multimax.experiments import table as tables
 from multimax.experiments import tasks
+from multimax.experiments.report.alternative import described
 from multimax.experiments.report.models import Measured
 from multimax.experiments.report.sources import Group
 from multimax.experiments.results import Sweep
 from multimax.metrics import AttentionStatistics
+from multimax.metrics.layer_names import layer_names
 from multimax.plots import attention_of, class_activation
-from multimax.plots.style import as_svg, layer_names
+from multimax.plots.sigma import OUTPUT
+from multimax.plots.style import as_svg
 from multimax.reweighting.layer import SYMBOLS
 
 if TYPE_CHECKING:
@@ -41,10 +44,11 @@ class Drawing:
     caption: str
     draw: Callable[[], "Figure"]
 
-    def svg(self) -> bytes:
-        """The figure. What its function does not take, such as NaN, is a reason that it does not apply."""
+    def drawn(self) -> tuple[bytes, str]:
+        """The figure as SVG, and in words. What its function does not take, such as NaN, is a reason against it."""
         try:
-            return as_svg(self.draw())
+            figure = self.draw()
+            return as_svg(figure), described(figure)
         except ValueError as error:
             if not str(error).startswith("multimax: "):
                 raise
@@ -62,7 +66,7 @@ class Drawings:
     """
 
     def __init__(self, group: Group, measured: Mapping[str, Measured], parameters: Sweep, without: str) -> None:
-        self.group, self.measured, self.without = group, measured, without
+        self.group, self.measured, self.without, self.parameters = group, measured, without, parameters
         self.learned = {
             label: tables.learned_layers(parameters, label)
             for label in parameters.labels
@@ -81,7 +85,7 @@ class Drawings:
             layers = tables.learned_layers(replace(parameters, runs=[run]), label)
             self.of = f"{label}{'' if len(runs) == 1 else f', seed {run.seed}'}"
             self.of += ", first head" * any(len(sets) > 1 for sets in layers.values())
-            self.layers = {name: sets[0] for name, sets in _short(layers).items()}
+            self.layers = {name: sets[0] for name, sets in layers.items()}
 
     def __iter__(self) -> Iterator[Drawing]:
         """In the order in which they are shown."""
@@ -94,15 +98,15 @@ class Drawings:
             yield Drawing(
                 f"Learned sigma: {label}",
                 "The modulator that each layer has learned, against the identity (dashed), which is softmax: steeper "
-                "than the identity, differences between scores grow; flatter, they shrink. One line per seed and head. "
-                "Figures 3 and 10 of the paper.",
-                partial(plots.learned_sigma, _short(layers)),
+                "than the identity, differences between scores grow; flatter, they shrink; where it falls, a larger "
+                "score gets less weight. Figures 3 and 10 of the paper.",
+                partial(plots.learned_sigma, layers, line=tables.line_of(self.parameters, label)),
             )
         yield Drawing(
             "Paths on the simplex",
-            "Where a series of inputs, from (3, 0, -1) over (3, 3, -1) to (0, 3, -1), ends on the simplex: corners are "
-            f"one mode, edges two. MultiMax with the parameters that layers of {self.of} have learned. Figure 1a of "
-            "the paper.",
+            "Where a series of inputs, from (3, 0, 0) over (3, 3, 0) to (0, 3, 0), ends on the simplex: corners are "
+            "one mode, edges two, the height is the weight of the third entry. MultiMax with the parameters that "
+            f"layers of {self.of} have learned. Figure 1a of the paper.",
             lambda: plots.simplex(multimax=self.of_layers()),
         )
         yield Drawing(
@@ -134,13 +138,7 @@ class Drawings:
             "The share of weights below each value. Figure 8 of the paper.",
             lambda: plots.cumulative_attention(self.statistics()),
         )
-        for label in self.photos or ("",):
-            yield Drawing(
-                "Where the heads look" + f": {label}" * bool(label),
-                "From the patch that is marked, in the middle of the first photo, in the first, the middle and the "
-                "last layer; each row has its own scale. Figure 7 of the paper.",
-                partial(self.attention_maps, label),
-            )
+        yield from self.looking()
         yield Drawing(
             "Rollout discrepancy",
             "How far the attention accumulated up to a layer is from that layer's own: total variation, with a band of "
@@ -149,7 +147,9 @@ class Drawings:
         )
         yield Drawing(
             "Grad-CAM",
-            "Which patches speak for the class that the model predicts. Figure 6 of the paper.",
+            "Which patches speak for the class that each model predicts, which need not be the same. The maps of a row "
+            "share a scale, that of the logits, which differs between models; the bar shows a colour over dark and "
+            "over bright parts of the photo. Figure 6 of the paper.",
             self.grad_cam,
         )
         yield Drawing(
@@ -184,9 +184,7 @@ class Drawings:
         """Parameters by layer of attention, or of output if there are no others."""
         if not self.layers:
             raise NotHere("there is no MultiMax among them")
-        chosen = {
-            name: parameters for name, parameters in self.layers.items() if name.startswith("layer ")
-        } or self.layers
+        chosen = {name: parameters for name, parameters in self.layers.items() if name != OUTPUT} or self.layers
         if numbered and len(chosen) > 1:
             return {str(place): parameters for place, parameters in enumerate(chosen.values(), start=1)}
         return {f"MultiMax,\n{name}": parameters for name, parameters in _some(chosen).items()}
@@ -215,17 +213,38 @@ class Drawings:
             raise NotHere("the layers are not all self-attention of one length, one after the other")
         return plots.rollout_discrepancy(found)
 
-    def attention_maps(self, label: str) -> "Figure":
-        """Of the first photo, some layers of a model."""
-        shown = self.pictured(label)
-        assert shown.pixels is not None
-        found = _some(_short(attention_of(shown.model, shown.pixels[:1])))
-        rows, columns = shown.grid
+    def looking(self) -> Iterator[Drawing]:
+        """Where the heads look: a figure for some layers of models that take photos alike, side by side."""
+        alike: dict[object, dict[str, Measured]] = {}
+        for label, model in self.photos.items():
+            assert model.pixels is not None
+            patch = str(getattr(model.model.config, "patch_size", label))
+            layers = tuple(layer_names(() if model.statistics is None else model.statistics.layers).items())
+            alike.setdefault((model.pixels.shape, patch, layers), {})[label] = model
+        for (_, _, layers), models in alike.items():  # type: ignore[misc]
+            for name, shown in _some(dict(layers)).items():
+                yield Drawing(
+                    f"Where the heads look: {shown}" + f" of {', '.join(models)}" * (len(alike) > 1),
+                    "From the patch that is marked, in the middle of the first photo. All maps share a scale; the bar "
+                    "shows a colour over dark and over bright parts of the photo. Figure 7 of the paper.",
+                    partial(self.attention_maps, name, models),
+                )
+        if not alike:
+            yield Drawing("Where the heads look", "", lambda: self.attention_maps("", {}))
+
+    def attention_maps(self, layer: str, models: Mapping[str, Measured]) -> "Figure":
+        """One layer of each model, of the first photo."""
+        first = self.pictured(next(iter(models), ""))
+        assert first.pixels is not None
+        found = {
+            label: attention_of(model.model, first.pixels[:1], layers=[layer])[layer] for label, model in models.items()
+        }
+        rows, columns = first.grid
         query = rows // 2 * columns + columns // 2
-        return plots.attention_maps(shown.pixels[0], found, query=query, grid=shown.grid)
+        return plots.attention_maps(first.pixels[0], found, query=query, grid=first.grid)
 
     def grad_cam(self) -> "Figure":
-        """Of some photos, one row per model."""
+        """Of some photos, the models side by side."""
         first = self.pictured(next(iter(self.photos), ""))
         found = {
             label: class_activation(model.model, model.pixels, grid=model.grid) for label, model in self.photos.items()
@@ -268,8 +287,3 @@ def _some(layers: Mapping[str, Any]) -> dict[str, Any]:
     """The first, the middle and the last."""
     names = list(layers)
     return {name: layers[name] for name in dict.fromkeys((names[0], names[len(names) // 2], names[-1]))}
-
-
-def _short(layers: Mapping[str, Any]) -> dict[str, Any]:
-    short = layer_names(layers)
-    return {short[name]: content for name, content in layers.items()}

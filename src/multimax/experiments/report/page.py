@@ -8,26 +8,34 @@ from typing import Any, NamedTuple
 
 MARK = "<!-- multimax report -->"
 STYLE = """
-:root { --ink: #1a1a1a; --soft: #555; --line: #d0d0d0; --head: #f3f5f7; --link: #0059a3; }
+:root { color-scheme: light dark; --ink: #1a1a1a; --soft: #555; --line: #d0d0d0; --head: #f3f5f7; --link: #0059a3;
+  --paper: #fff; --warn: #8a3b00; }
+@media screen and (prefers-color-scheme: dark) {
+  :root { --ink: #e7e7e7; --soft: #b4b4b4; --line: #444; --head: #242424; --link: #8cc4ff; --paper: #141414;
+    --warn: #ffb27d; } }
 * { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 62rem; padding: 1.5rem; color: var(--ink); background: white;
-  font: 1rem/1.5 system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; }
+body { margin: 0 auto; max-width: 62rem; padding: 1.5rem; color: var(--ink); background: var(--paper);
+  font: 1rem/1.5 system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; overflow-wrap: anywhere; }
 h1 { font-size: 1.6rem; margin: 0 0 .5rem; } h2 { font-size: 1.3rem; margin: 2.2rem 0 .5rem; }
 h3 { font-size: 1.05rem; margin: 1.8rem 0 .4rem; }
-body { overflow-wrap: anywhere; } table { overflow-wrap: normal; }
 p, li { max-width: 46rem; } a { color: var(--link); }
 nav ul { columns: 2; padding-left: 1.2rem; } nav li { break-inside: avoid; }
 .wide { overflow-x: auto; margin: .5rem 0; }
-table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
+table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; overflow-wrap: normal; }
 caption { text-align: left; color: var(--soft); padding: .2rem 0; }
 th, td { border: 1px solid var(--line); padding: .25rem .55rem; text-align: left; vertical-align: top; }
-thead th { background: var(--head); } tbody th { font-weight: 600; }
+thead th { background: var(--head); } tbody th { font-weight: 600; background: var(--paper); }
 .settings td, .settings thead th { overflow-wrap: anywhere; }
+.few { color: var(--warn); white-space: nowrap; }
 figure { margin: 1.5rem 0; break-inside: avoid; } figure img { max-width: 100%; height: auto; display: block; }
 figcaption { color: var(--soft); font-size: .9rem; max-width: 46rem; margin-top: .3rem; }
 .notes { color: var(--soft); font-size: .9rem; }
 code { font-family: ui-monospace, "DejaVu Sans Mono", monospace; font-size: .9em; overflow-wrap: anywhere; }
-@media (max-width: 40rem) { body { padding: .8rem; } nav ul { columns: 1; } }
+@media screen and (max-width: 40rem) {
+  body { padding: .8rem; } nav ul { columns: 1; }
+  figure img { max-width: none; } /* small pictures of large figures cannot be read: they are moved sideways */
+  table:not(.settings) tbody th { position: sticky; left: 0; } td { white-space: nowrap; }
+  .settings td { white-space: normal; min-width: 8rem; } }
 @media print { body { max-width: none; padding: 0; font-size: 10pt; } nav { display: none; }
   a { color: inherit; text-decoration: none; } h2, h3 { break-after: avoid; }
   .wide { overflow: visible; } table { font-size: 7.5pt; } tr { break-inside: avoid; }
@@ -51,6 +59,11 @@ def symbol(name: str) -> str:
     return f"<i>{found[2]}</i><sub>{found[3]}</sub>"
 
 
+def _warned(cell: str) -> str:
+    """A cell, with the warning of few seeds so that it is seen."""
+    return re.sub(r"\(only \d+ seeds\)", r'<strong class="few">\g<0></strong>', escape(cell))
+
+
 def table(rows: Sequence[Sequence[str]], caption: str = "", kind: str = "") -> str:
     """The first row is the head, the first cell of each the name of its row."""
     head, *body = rows
@@ -60,7 +73,7 @@ def table(rows: Sequence[Sequence[str]], caption: str = "", kind: str = "") -> s
     lines.append("<thead><tr>" + "".join(f'<th scope="col">{symbol(cell)}</th>' for cell in head) + "</tr></thead>")
     lines.append("<tbody>")
     for first, *others in body:
-        cells = "".join(f"<td>{escape(cell)}</td>" for cell in others)
+        cells = "".join(f"<td>{_warned(cell)}</td>" for cell in others)
         lines.append(f'<tr><th scope="row">{escape(first)}</th>{cells}</tr>')
     lines.append("</tbody></table></div>")
     return "\n".join(lines)
@@ -72,12 +85,20 @@ def listed(texts: Iterable[str]) -> str:
     return f'<ul class="notes">\n{items}\n</ul>' if items else ""
 
 
-def figure(name: str, title: str, caption: str, svg: bytes) -> str:
-    """A picture in the page itself; as an image of its own, so that its parts cannot be taken for another's."""
+def figure(name: str, title: str, caption: str, words: str, svg: bytes) -> str:
+    """A picture in the page itself; as an image of its own, so that its parts cannot be taken for another's.
+
+    Args:
+        name: its anchor.
+        title: in words.
+        caption: how to read it.
+        words: what is to be seen in it.
+        svg: the picture.
+    """
     data = base64.b64encode(svg).decode()
     return (
         f'<figure id="{escape(name)}">\n<h3>{escape(title)}</h3>\n'
-        f'<img alt="{escape(title)}" src="data:image/svg+xml;base64,{data}">\n'
+        f'<div class="wide" tabindex="0"><img alt="{escape(words)}" src="data:image/svg+xml;base64,{data}"></div>\n'
         f"<figcaption>{escape(caption)}</figcaption>\n</figure>"
     )
 
