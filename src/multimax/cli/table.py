@@ -30,7 +30,7 @@ def add(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_argument(
-        "paths", nargs="+", type=Path, metavar="PATH", help="folder of a sweep, or a file made by --save"
+        "paths", nargs="+", type=Path, metavar="PATH", help="folder of a sweep or search, or a file made by --save"
     )
     command.add_argument(
         "--metrics", nargs="+", help="which metrics to show, the first with its difference to the baseline"
@@ -51,9 +51,10 @@ def table(options: argparse.Namespace) -> None:
     need_packages()
     from multimax.experiments import results
     from multimax.experiments import table as tables
+    from multimax.experiments.search import rungs_in
 
     with refusing():
-        sweeps = [results.read(path) for path in options.paths]
+        sweeps = [results.read(path) for given in options.paths for path in rungs_in(given) or [given]]
         if options.save is not None:
             if len(sweeps) != 1:
                 raise ValueError(f"multimax: expected one sweep to save, got {len(sweeps)}")

@@ -13,6 +13,7 @@ from multimax.experiments.results import OF_RESULT, Run, Sweep
 from multimax.experiments.tasks import Metric
 from multimax.reweighting.layer import SYMBOLS  # the paper's, which have one value per order
 
+KNOTS = 1  # of the paper's symbols, which come in pairs: slopes and knots
 ARROWS = {"higher": "↑", "lower": "↓"}
 
 
@@ -24,6 +25,13 @@ METRICS = {name: metric for spec in tasks.SPECS for name, metric in spec.metrics
     "patch_similarity": Metric("patch similarity", 1, 4, "lower"),
     "ms_per_step": Metric("ms per step", 1, 1, "lower"),
 }
+
+
+def _metric(name: str) -> Metric:
+    """How a metric is shown; ``perplexity@256`` is perplexity at 256 tokens."""
+    base, _, place = name.partition("@")
+    metric = METRICS[base]
+    return metric._replace(title=f"{metric.title} at {place}") if place else metric
 
 
 def _number(value: float, digits: int, sign: str = "") -> str:
@@ -45,7 +53,7 @@ def _value(run: Run, name: str) -> float | None:
     found = run.result if name in OF_RESULT else run.result.get("metrics", {})
     if name not in found:
         return None
-    return math.nan if found[name] is None else float(found[name]) * METRICS[name].factor
+    return math.nan if found[name] is None else float(found[name]) * _metric(name).factor
 
 
 def _cell(runs: Sequence[Run], name: str) -> str:
@@ -55,7 +63,7 @@ def _cell(runs: Sequence[Run], name: str) -> str:
     if not measured:
         return "-"
     finite = [value for value in measured if math.isfinite(value)]
-    text = _spread(finite, METRICS[name].digits) if finite else "-"
+    text = _spread(finite, _metric(name).digits) if finite else "-"
     lacking = {"not finite": len(measured) - len(finite), "not measured": len(values) - len(measured)}
     notes = [f"{count} of {len(values)} {what}" for what, count in lacking.items() if count]
     return f"{text} ({', '.join(notes)})" if notes else text
@@ -107,7 +115,7 @@ def _difference_cell(runs: Sequence[Run], baseline: Sequence[Run], name: str) ->
     found = paired_difference(_by_seed(runs, name), _by_seed(baseline, name))
     if found is None:
         return "-"
-    mean, low, high = (_number(value, METRICS[name].digits, "+") for value in (found.mean, found.low, found.high))
+    mean, low, high = (_number(value, _metric(name).digits, "+") for value in (found.mean, found.low, found.high))
     seeds = f" ({found.seeds} seeds)" if found.seeds != len(runs) else ""
     return f"{mean} [{low}, {high}]{seeds}"
 
@@ -194,7 +202,7 @@ def notes(sweep: Sweep, metrics: Sequence[str] | None = None) -> list[str]:
     main = _chosen(sweep, metrics)[0]
     legend = "± is the standard deviation over the seeds; ↑ and ↓ say which way is better."
     if len(sweep.labels) > 1:
-        unit = ", in percentage points" if METRICS[main].factor == 100 else ""
+        unit = ", in percentage points" if _metric(main).factor == 100 else ""
         legend += (
             f" The difference is that of {main.replace('_', ' ')}{unit}, over runs with equal seeds, with its 95% "
             "confidence interval by Student's t."
@@ -230,18 +238,26 @@ def _paper(sweep: Sweep, main: str) -> dict[str, Any] | None:
 
 def _chosen(sweep: Sweep, metrics: Sequence[str] | None) -> list[str]:
     """The metrics to show, the main one first."""
-    measured = {name for name in METRICS if any(_value(run, name) is not None for run in sweep.runs if run.finished)}
+    finished = [run for run in sweep.runs if run.finished]
+    there = {name for run in finished for name in (*run.result.get("metrics", {}), *OF_RESULT)}
+    measured = {
+        name
+        for name in there
+        if name.partition("@")[0] in METRICS and any(_value(run, name) is not None for run in finished)
+    }
     if metrics is None:
         task = sweep.about["task"]
         if task not in tasks.names():
             known = ", ".join(tasks.names())
             raise ValueError(f"multimax: expected a sweep of one of the tasks {known}, got {task!r}; name the metrics")
         spec = tasks.get(task)
-        return [spec.main, *(name for name in spec.measures if name in measured)]
+        by = sweep.about.get("by")
+        first = [spec.main] if by is None else [by, *(name for name in (spec.main,) if name in measured)]
+        return [*first, *(name for name in spec.measures if name in measured)]
     if isinstance(metrics, str) or not metrics:
         raise TypeError(f"multimax: expected metrics to be several names, got {metrics!r}; out of {', '.join(METRICS)}")
     for name in metrics:
-        if name not in METRICS:
+        if name.partition("@")[0] not in METRICS:
             raise ValueError(f"multimax: expected metrics out of {', '.join(METRICS)}, got {name!r}")
         if measured and name not in measured:
             known = ", ".join(sorted(measured))
@@ -291,16 +307,35 @@ def rows(sweep: Sweep, metrics: Sequence[str] | None = None, baseline: str | Non
         known = ", ".join(map(repr, sweep.labels))
         raise ValueError(f"multimax: expected the baseline to be a method of the sweep, {known}, got {baseline!r}")
     paper = _paper(sweep, chosen[0])
-    head = ["method", *(f"{METRICS[name].title} {ARROWS[METRICS[name].better]}" for name in chosen), "seeds"]
+    head = ["method", *(f"{_metric(name).title} {ARROWS[_metric(name).better]}" for name in chosen), "seeds"]
     found = [[*head, f"difference to {baseline} (95%)", *(["paper"] if paper else [])]]
+    searched = "by" in sweep.about
+    if searched:
+        found[0].append("learned, by layer")
     for label in sweep.labels:
         runs = sweep.of(label)
         diverged = sum(not run.finished for run in runs)
         row = [label, *(_cell(runs, name) for name in chosen)]
         row.append(f"{diverged} of {len(runs)} diverged" if diverged else str(len(runs)))
         row.append("" if label == baseline else _difference_cell(runs, sweep.of(baseline), chosen[0]))
-        found.append(row + ([str(paper["values"].get(label, "-"))] if paper else []))
+        row += [str(paper["values"].get(label, "-"))] if paper else []
+        found.append(row + ([_learned_cell(runs)] if searched else []))
     return found
+
+
+def _learned_cell(runs: Sequence[Run]) -> str:
+    """What a method has learned in short: each slope or temperature by layer, a mean over seeds and heads."""
+    layers: dict[str, dict[tuple[int, int, str], list[float]]] = {}
+    for run in runs:
+        for layer, parameters in (run.result.get("parameters") or {}).items():
+            for column, value in _by_column(parameters).items():
+                layers.setdefault(layer, {}).setdefault(column, []).append(value)
+    columns = sorted({column for found in layers.values() for column in found if column[0] != KNOTS})
+    texts = []
+    for column in columns:
+        values = (layers[layer].get(column) for layer in sorted(layers, key=_natural))
+        texts.append(f"{column[2]} " + " ".join(_number(statistics.fmean(v), 2) for v in values if v))
+    return "; ".join(texts)
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
