@@ -186,7 +186,7 @@ def test_the_test_part_is_never_read(tmp_path: Path) -> None:
         losses = [entry["eval_loss"] for entry in entries if "eval_loss" in entry]
         assert result["metrics"]["loss"] == pytest.approx(losses[-1], rel=1e-4)  # of the same examples
         assert not {"bleu", "chrf"} & set(result["metrics"])
-        with pytest.raises(FileNotFoundError, match=re.escape(parts[0].removesuffix(".gz"))):
+        with pytest.raises((FileNotFoundError, ValueError), match=re.escape(parts[0].partition(".")[0])):
             task_of(override(settings, {"test": True}))
 
 
