@@ -24,6 +24,7 @@ def test_every_table_has_settings_that_can_be(name: str, tmp_path: Path) -> None
     table = sweeps.load_table(name)
     assert table.baseline in table.methods
     base = override(preset("cpu-digits"), {"start": "models/{seed}"} if name == "retrofit" else {})
+    base = preset("cpu-multi30k") if name == "roles" else base
     runs = sweeps.plan(table, base, range(3), tmp_path)
     assert len({run.folder for run in runs}) == 3 * len(table.methods)
     assert [run.seed for run in runs] == sorted(run.seed for run in runs)  # seed by seed

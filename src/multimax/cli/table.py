@@ -42,6 +42,11 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--curves", type=Path, metavar="FILE", help="draw the sigma that this method has learned (needs matplotlib)"
     )
+    command.add_argument(
+        "--detect",
+        metavar="D",
+        help="also say how many seeds would show a difference of D, such as 0.4, or 1.4%% of the baseline",
+    )
     command.add_argument("--save", type=Path, metavar="FILE", help="write all numbers into one JSON file")
     command.set_defaults(function=table)
 
@@ -61,6 +66,8 @@ def table(options: argparse.Namespace) -> None:
             results.save(sweeps[0], options.save)
         for number, sweep in enumerate(sweeps):
             print("\n" * bool(number) + tables.markdown(sweep, options.metrics, options.baseline))
+            if options.detect is not None:
+                print("\n" + tables.detection(sweep, options.detect, options.metrics, options.baseline))
             for label in options.parameters or ():
                 print("\n" + tables.parameters_markdown(sweep, label))
         if options.curves is not None:

@@ -106,6 +106,91 @@ def paired_difference(
     return Difference(mean, mean - half, mean + half, n)
 
 
+def pooled_deviation(sweep: Sweep, name: str, baseline: str) -> tuple[float, int]:
+    """The standard deviation of paired differences to the baseline, pooled over the other methods.
+
+    Args:
+        sweep: with at least one method that has two seeds in common with the baseline.
+        name: of the metric.
+        baseline: its label.
+
+    Returns:
+        It, in the unit of the table, and its degrees of freedom.
+    """
+    against = _by_seed(sweep.of(baseline), name)
+    squares, freedom = 0.0, 0
+    for label in sweep.labels:
+        values = _by_seed(sweep.of(label), name) if label != baseline else {}
+        differences = [values[seed] - against[seed] for seed in values if seed in against]
+        if len(differences) > 1:
+            squares += (len(differences) - 1) * statistics.variance(differences)
+            freedom += len(differences) - 1
+    if not freedom:
+        raise ValueError(f"multimax: expected a method with two seeds or more besides {baseline!r}, got none")
+    return math.sqrt(squares / freedom), freedom
+
+
+def power(seeds: int, effect: float) -> float:
+    """How probable it is that the 95% interval of a paired difference leaves zero out.
+
+    Args:
+        seeds: how many, at least 2.
+        effect: the true difference over the standard deviation of the differences.
+    """
+    edge, shift = stats.t.ppf(0.975, seeds - 1), abs(effect) * math.sqrt(seeds)
+    return float(stats.nct.sf(edge, seeds - 1, shift) + stats.nct.cdf(-edge, seeds - 1, shift))
+
+
+def seeds_to_see(effect: float, wanted: float = 0.8, most: int = 1000) -> int | None:
+    """The smallest number of seeds with which a paired difference is seen with the wanted probability; None if more
+    than the most would be needed.
+
+    Example:
+        >>> from multimax.experiments.table import seeds_to_see
+        >>> seeds_to_see(1.0), seeds_to_see(2.0)
+        (10, 5)
+    """
+    return next((n for n in range(2, most + 1) if power(n, effect) >= wanted), None)
+
+
+def detection(sweep: Sweep, text: str, metrics: Sequence[str] | None = None, baseline: str | None = None) -> str:
+    """How many seeds would show a difference, by the scatter of these runs, in a sentence.
+
+    Args:
+        sweep: pilot runs.
+        text: the difference in the table's unit, such as "0.4", or in percent of the baseline's mean, such as "1.4%".
+        metrics: of which the first counts, as in :func:`markdown`.
+        baseline: as there.
+    """
+    name = _chosen(sweep, metrics)[0]
+    baseline = sweep.about["baseline"] if baseline is None else baseline
+    try:
+        difference = float(text.removesuffix("%"))
+    except ValueError:
+        raise ValueError(f"multimax: expected a difference such as 0.4 or 1.4%, got {text!r}") from None
+    if text.endswith("%"):
+        difference *= statistics.fmean(_by_seed(sweep.of(baseline), name).values()) / 100
+    deviation, freedom = pooled_deviation(sweep, name, baseline)
+    digits = _metric(name).digits + 2
+    seeds = seeds_to_see(difference / deviation) if deviation and difference else None
+    needed = "more than 1,000 seeds" if seeds is None else f"{seeds} seeds"
+    five, ten = (_number(_smallest(n) * deviation, digits) for n in (5, 10))
+    return (
+        f"{name}: paired differences to {baseline} have a standard deviation of {_number(deviation, digits)} "
+        f"({freedom} degrees of freedom); {needed} show a difference of {_number(difference, digits)} with a "
+        f"probability of 80%; 5 seeds show {five}, 10 seeds {ten}."
+    )
+
+
+def _smallest(seeds: int) -> float:
+    """The effect that so many seeds show with a probability of 80%, by halving."""
+    low, high = 0.0, 100.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (low, middle) if power(seeds, middle) >= 0.8 else (middle, high)
+    return high
+
+
 def _by_seed(runs: Sequence[Run], name: str) -> dict[int, float]:
     found = {run.seed: _value(run, name) for run in runs if run.finished}
     return {seed: value for seed, value in found.items() if value is not None and math.isfinite(value)}
