@@ -149,6 +149,9 @@ def test_patience(tmp_path: Path) -> None:
     batch = task.collate([task.evaluation[i] for i in range(len(task.evaluation))])
     with torch.no_grad():
         assert kept(**batch).loss.item() == pytest.approx(losses[best], rel=1e-3)
+    # the last step counts, also where no evaluation was due
+    short = override(settings, {"trainer": {"max_steps": 3, "learning_rate": 0.01}, "patience": 5})
+    assert train(short, tmp_path / "short", progress=False)["best_step"] == 3
     # a run that is killed where it stops, before its result is there, is over when it goes on
     with pytest.raises(Kill.Killed):
         train(settings, tmp_path / "again", progress=False, callbacks=[KillAtEnd()])

@@ -79,8 +79,9 @@ def read(values: object, where: str) -> Search:
         content["rungs"] = [Rung(float(rung["share"]), int(rung["seeds"])) for rung in content["rungs"]]
         content["groups"] = {name: Group(**group) for name, group in content["groups"].items()}
         found = Search(**content)
-        good = found.rungs and all(0 < rung.share <= 1 and rung.seeds >= 1 for rung in found.rungs) and found.keep > 1
-        good = good and found.groups and all(all(group.axes.values()) for group in found.groups.values())
+        rungs_good = all(0 < rung.share <= 1 and rung.seeds >= 1 for rung in found.rungs) and found.keep > 1
+        groups_good = all(all(group.axes.values()) for group in found.groups.values())
+        good = bool(found.rungs and found.groups) and rungs_good and groups_good
     except (KeyError, TypeError, ValueError, AttributeError):
         good = False
     if not good:

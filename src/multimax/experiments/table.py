@@ -14,6 +14,7 @@ from multimax.experiments.tasks import Metric
 from multimax.reweighting.layer import SYMBOLS  # the paper's, which have one value per order
 
 KNOTS = 1  # of the paper's symbols, which come in pairs: slopes and knots
+ASKED_FOR = ("entropy",)  # shown only if it is named: its values say little where lengths are equal
 ARROWS = {"higher": "↑", "lower": "↓"}
 
 
@@ -23,6 +24,7 @@ METRICS = {name: metric for spec in tasks.SPECS for name, metric in spec.metrics
     "multi_modality": Metric("multi-modality", 1, 4, "higher"),
     "sparsity": Metric("sparsity", 1, 4, "higher"),
     "patch_similarity": Metric("patch similarity", 1, 4, "lower"),
+    "entropy": Metric("entropy", 1, 4, "lower"),
     "ms_per_step": Metric("ms per step", 1, 1, "lower"),
 }
 
@@ -338,7 +340,7 @@ def _chosen(sweep: Sweep, metrics: Sequence[str] | None) -> list[str]:
         spec = tasks.get(task)
         by = sweep.about.get("by")
         first = [spec.main] if by is None else [by, *(name for name in (spec.main,) if name in measured)]
-        return [*first, *(name for name in spec.measures if name in measured)]
+        return [*first, *(name for name in spec.measures if name in measured and name not in ASKED_FOR)]
     if isinstance(metrics, str) or not metrics:
         raise TypeError(f"multimax: expected metrics to be several names, got {metrics!r}; out of {', '.join(METRICS)}")
     for name in metrics:

@@ -249,6 +249,11 @@ class Patience(TrainerCallback):
         """It may have been stopped before it was interrupted."""
         self._look(state, control)
 
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """The last step may be the best, and would not be looked at between two evaluations."""
+        if state.global_step >= state.max_steps:
+            control.should_evaluate = True
+
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Whether to go on."""
         self._look(state, control)

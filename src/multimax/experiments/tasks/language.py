@@ -171,7 +171,7 @@ class Language(Task):
         """A GPT-style decoder."""
         if self.settings.start:
             return models.trained(self.settings, self.classes, {})
-        from_data = {"vocab_size": len(self.tokenizer), "bos_token_id": None, "eos_token_id": None}
+        from_data: dict[str, Any] = {"vocab_size": len(self.tokenizer), "bos_token_id": None, "eos_token_id": None}
         if self.settings.positions == "learned":
             from_data |= {"n_positions": self.settings.length, "loss_type": "ForCausalLM"}
             return GPT2LMHeadModel(models.configured(GPT2Config, self.settings.model, from_data))
