@@ -156,7 +156,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--learning-rate", type=float, default=0.01)
     parser.add_argument("--evaluated", type=int, default=16, help="batches of the last evaluation")
     parser.add_argument("--test", action=argparse.BooleanOptionalAction, default=True)

@@ -82,19 +82,21 @@ case $stage in
       sweep recipe "$task" "search-$task" --preset "$(preset "$task")"
     done ;;
   roles)
-    sweep roles multi30k roles-published --preset "$(preset multi30k)" --no-test --seeds "${SEEDS:-2}"
+    sweep roles multi30k roles-published --preset "$(preset multi30k)" --no-test --epochs 4 --seeds "${SEEDS:-2}"
     roles
-    sweep "$out/roles-recipe.json" multi30k roles-recipe --preset "$(preset multi30k)" --no-test --seeds "${SEEDS:-2}" ;;
+    sweep "$out/roles-recipe.json" multi30k roles-recipe --preset "$(preset multi30k)" --no-test --epochs 4 \
+      --seeds "${SEEDS:-2}" ;;
   pilot)
-    for task in wikitext2 fashion digits; do
-      sweep seeds "$task" "pilot-$task" --preset "$(preset "$task")" --no-test --seeds "${SEEDS:-3}"
-    done ;;
+    # a third of the full length; the other tasks have the last rungs of their searches
+    sweep seeds wikitext2 pilot-wikitext2 --preset "$(preset wikitext2)" --no-test --epochs 1 --seeds "${SEEDS:-3}"
+    sweep seeds fashion pilot-fashion --preset "$(preset fashion)" --no-test --epochs 2 --seeds "${SEEDS:-3}"
+    sweep seeds digits pilot-digits --preset "$(preset digits)" --no-test --seeds "${SEEDS:-5}" ;;
   confirm-text | confirm-digits) confirm "${stage#confirm-}" 10 ;;
   confirm-*) confirm "${stage#confirm-}" 5 ;;
   further)
     for task in text fashion; do
       start=$out/confirm-$task/softmax/seed-{seed}/model
-      if [[ $task == text ]]; then length=(--steps 300); else length=(--epochs 0.8); fi
+      if [[ $task == text ]]; then length=(--steps 250); else length=(--epochs 0.6); fi # a tenth
       common=(--preset "$(preset "$task")" --start "$start" --first-seed 100 --seeds "${SEEDS:-5}")
       for factor in 1 10; do
         sweep further "$task" "further-$task-x$factor" "${common[@]}" "${length[@]}" --multimax-lr-factor $factor

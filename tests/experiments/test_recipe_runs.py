@@ -59,7 +59,7 @@ def test_every_command_of_a_stage_can_be_given(
         if stage.startswith("confirm"):
             # echo takes the quotes away
             assert words[words.index("--first-seed") + 1] == "100"
-            words = words[: words.index("--methods")] + ["--dry-run"] if "--methods" in words else words
+            words = [*words[: words.index("--methods")], "--dry-run"] if "--methods" in words else words
         else:
             assert stage in ("tune", "search") or "--no-test" in words
         assert cli.main(words) == 0, capsys.readouterr().err
