@@ -230,6 +230,50 @@ def test_paper_initialisation_and_presets():
     assert torch.equal(model.layers[1].self_attn.multimax.coefs, coefs.float())
 
 
+def test_every_layer_starts_from_the_one_at_its_depth():
+    model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 16, batch_first=True), 3)
+    multimax.convert_(model, init="deit_small", per_head=True)
+    learned = multimax.presets["deit_small"]
+    for layer, number in zip(model.layers, (0, round(5.5), 11), strict=True):
+        expected, _ = multimax.from_paper(*learned[number])
+        assert torch.allclose(layer.self_attn.multimax.coefs, expected.expand(2, 2, 2))
+    # the stacks of an encoder and a decoder are counted one by one, and a module may be given as well as a name
+    model = torch.nn.Transformer(16, 2, 2, 2, 16, batch_first=True)
+    multimax.convert_(model, reweight=multimax.MultiMax(1, init="wikitext103_lm"))
+    first, last = (multimax.from_paper(*multimax.presets["wikitext103_lm"][n])[0][:1] for n in (0, 5))
+    for stack in (model.encoder, model.decoder):
+        assert torch.allclose(stack.layers[0].self_attn.multimax.coefs, first)
+        assert torch.allclose(stack.layers[1].self_attn.multimax.coefs, last)
+    assert torch.allclose(model.decoder.layers[0].multihead_attn.multimax.coefs, first)
+    # the paper prints nothing of an output layer, which starts as softmax
+    model = torch.nn.Sequential(encoder(), torch.nn.Linear(32, 5))
+    multimax.convert_(model, where=("attention", "output"), output="1", init="deit_small")
+    assert not model[1].multimax.coefs.any()
+    assert model[0].layers[0].self_attn.multimax.coefs.all()
+
+
+def test_attention_by_its_role():
+    def transformer():
+        torch.manual_seed(0)
+        return torch.nn.Transformer(16, 2, 2, 1, 16, batch_first=True)
+
+    names = {
+        "encoder": ["encoder.layers.0.self_attn", "encoder.layers.1.self_attn"],
+        "decoder": ["decoder.layers.0.self_attn"],
+        "cross": ["decoder.layers.0.multihead_attn"],
+    }
+    for role, expected in names.items():
+        assert [layer.name for layer in multimax.convert_(transformer(), where=role)] == expected
+    both = multimax.convert_(
+        transformer(), where=("decoder", "cross"), reweight={"decoder": "sparsemax", "cross": "multimax"}
+    )
+    assert ["MultiMax" in layer.now for layer in both] == [False, True]
+    with pytest.raises(ValueError, match="expected attention of the kind cross in TransformerEncoder, got none"):
+        multimax.convert_(encoder(), where="cross")
+    with pytest.raises(ValueError, match="expected where to name all attention or parts of it, got both"):
+        multimax.convert_(transformer(), where=("attention", "cross"))
+
+
 def test_copies_and_pickles():
     model = sharp(encoder()).eval()
     multimax.convert_(model)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -49,14 +50,17 @@ def small(name: str, folder: Path) -> Settings:
     settings = override(preset(name), FEW)
     if settings.task == "vision":
         settings = override(settings, {"model": experiment_data.SMALL_VIT})
-        kinds = {"cpu-fashion": experiment_data.idx, "cpu-cifar10": experiment_data.cifar}
-        if name == "cpu-digits":
+        kinds = {"fashion": experiment_data.idx, "cifar10": experiment_data.cifar}
+        if name.endswith("digits"):
             return settings
-        data = kinds.get(name, experiment_data.tree)(folder / "data")
+        data = kinds.get(name.partition("-")[2], experiment_data.tree)(folder / "data")
         if "deit" in name:
             settings = override(settings, {"image_size": 32})
     elif settings.task == "language":
-        settings = override(settings, {"model": experiment_data.SMALL_GPT, "length": 16, "vocabulary": 300})
+        rotary = settings.positions == "rotary"
+        model = experiment_data.SMALL_VIT if rotary else experiment_data.SMALL_GPT
+        settings = override(settings, {"model": model, "length": 16, "vocabulary": 300})
+        settings = override(settings, {"longer": 64} if rotary else {})
         if name == "cpu-text":
             return settings
         data = experiment_data.text(folder / "data")
@@ -92,6 +96,101 @@ def test_every_preset_trains(name: str, tmp_path: Path) -> None:
     assert any(name.startswith("multimax/") for entry in entries for name in entry)
     # found finished, and given back, without any training
     assert train(settings, tmp_path / "run", progress=False) == result
+
+
+def test_longer_texts(tmp_path: Path) -> None:
+    settings = override(
+        small("recipe-wikitext2", tmp_path), {"patience": 0, "trainer": {"max_steps": 8, "eval_steps": 8}}
+    )
+    result = train(settings, tmp_path / "run", progress=False)
+    metrics = result["metrics"]
+    for name in ("perplexity", "token_perplexity", "loss", "sparsity", "multi_modality", "entropy"):
+        assert {name, f"{name}@32", f"{name}@64"} <= set(metrics)
+        assert f"{name}@128" not in metrics
+    # more keys to attend to
+    assert metrics["entropy"] < metrics["entropy@32"] < metrics["entropy@64"]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "run/model").eval()
+    task = task_of(settings)
+    text = (tmp_path / "data/test.txt").read_text()
+    words = len(text.split()) + text.count("\n")
+    for length in (16, 64):  # from a fresh model, whose rotary embeddings have seen no other length
+        again = model if length == 16 else AutoModelForCausalLM.from_pretrained(tmp_path / "run/model").eval()
+        dataset = task.test if length == 16 else task.others["64"]
+        total = 0.0
+        with torch.no_grad():
+            for i in range(len(dataset)):
+                labels = dataset[i]["labels"][1:]
+                logs = again(input_ids=dataset[i]["input_ids"][None]).logits[0, :-1].log_softmax(-1)
+                total -= logs.gather(1, labels.clamp(min=0)[:, None])[:, 0][labels >= 0].double().sum().item()
+        name = "perplexity" if length == 16 else "perplexity@64"
+        assert metrics[name] == pytest.approx(torch.tensor(total / words).exp().item(), rel=1e-4)
+    with pytest.raises(ValueError, match="expected rotary positions for longer, got learned ones"):
+        task_of(override(small("cpu-text", tmp_path), {"longer": 64}))
+
+
+STOPPING = {"max_steps": 80, "eval_steps": 2, "save_steps": 2, "learning_rate": 0.1}
+STOPPING |= {"warmup_steps": 0, "lr_scheduler_type": "constant"}
+
+
+def test_patience(tmp_path: Path) -> None:
+    changes = {"patience": 2, "positions": "rotary", "model": experiment_data.SMALL_VIT, "trainer": STOPPING}
+    data = experiment_data.text(tmp_path / "data", n=60)
+    settings = override(override(preset("recipe-wikitext2"), FEW), {**changes, "length": 16, "vocabulary": 300})
+    settings = override(settings, {"data": str(data), "longer": 0})
+    result = train(settings, tmp_path / "run", progress=False)
+    entries = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    losses = {entry["step"]: entry["eval_loss"] for entry in entries if "eval_loss" in entry}
+    best = min(losses, key=losses.__getitem__)
+    assert result["best_step"] == best
+    assert result["steps"] == best + 2 * 2 < 80  # two evaluations later
+    # the best model is the one that is kept, and evaluated
+    task = task_of(settings)
+    kept = AutoModelForCausalLM.from_pretrained(tmp_path / "run/model").eval()
+    batch = task.collate([task.evaluation[i] for i in range(len(task.evaluation))])
+    with torch.no_grad():
+        assert kept(**batch).loss.item() == pytest.approx(losses[best], rel=1e-3)
+    # the last step counts, also where no evaluation was due
+    short = override(settings, {"trainer": {"max_steps": 3, "learning_rate": 0.01}, "patience": 5})
+    assert train(short, tmp_path / "short", progress=False)["best_step"] == 3
+    # a run that is killed where it stops, before its result is there, is over when it goes on
+    with pytest.raises(Kill.Killed):
+        train(settings, tmp_path / "again", progress=False, callbacks=[KillAtEnd()])
+    assert train(settings, tmp_path / "again", progress=False)["metrics"] == result["metrics"]
+    with pytest.raises(ValueError, match="expected no patience: evaluation is on the test set, got it set"):
+        train(override(small("cpu-digits", tmp_path), {"patience": 2}), tmp_path / "images", progress=False)
+
+
+def test_attention_in_one_place_alone(tmp_path: Path) -> None:
+    settings = override(small("recipe-multi30k", tmp_path), {"attention": "multimax", "init": "deit_small"})
+    places = {"encoder": "encoder.layers.0.self_attn", "decoder": "decoder.layers.0.self_attn"}
+    for where, name in {**places, "cross": "decoder.layers.0.encoder_attn"}.items():
+        chosen = override(settings, {"attention_in": where})
+        assert method(chosen) == f"MultiMax attention, in {where}"
+        _, _, model = run.prepared(chosen, tmp_path / "run")
+        assert [key.removeprefix("model.") for key in run.learned(model)] == [name]
+    with pytest.raises(ValueError, match="expected attention_in for translation, got it for vision"):
+        override(preset("cpu-digits"), {"attention_in": "cross"})
+
+
+def test_the_test_part_is_never_read(tmp_path: Path) -> None:
+    for name, parts in (
+        ("recipe-wikitext2", ["test.txt"]),
+        ("recipe-fashion", ["t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"]),
+        ("recipe-cifar10", ["test_batch.bin"]),
+        ("recipe-multi30k", ["test_2016_flickr.de", "test_2016_flickr.en"]),
+    ):
+        (tmp_path / name).mkdir()
+        settings = override(small(name, tmp_path / name), {"test": False})
+        for part in parts:
+            (tmp_path / name / "data" / part).unlink()
+        result = train(settings, tmp_path / name / "run", progress=False)
+        assert result["data"].endswith(" (validation part)")
+        entries = [json.loads(line) for line in (tmp_path / name / "run/metrics.jsonl").read_text().splitlines()]
+        losses = [entry["eval_loss"] for entry in entries if "eval_loss" in entry]
+        assert result["metrics"]["loss"] == pytest.approx(losses[-1], rel=1e-4)  # of the same examples
+        assert not {"bleu", "chrf"} & set(result["metrics"])
+        with pytest.raises((FileNotFoundError, ValueError), match=re.escape(parts[0].partition(".")[0])):
+            task_of(override(settings, {"test": True}))
 
 
 def test_the_saved_model_is_the_one_that_was_evaluated(tmp_path: Path) -> None:
@@ -139,6 +238,13 @@ class Kill(TrainerCallback):
     def on_step_end(self, args, state, control, **_) -> None:
         if state.global_step == self.step:
             raise self.Killed
+
+
+class KillAtEnd(TrainerCallback):
+    """As if the process had been killed between the end of training and the result."""
+
+    def on_train_end(self, args, state, control, **_) -> None:
+        raise Kill.Killed
 
 
 INTERRUPTED = {

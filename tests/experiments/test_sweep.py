@@ -10,6 +10,7 @@ import pytest
 
 from multimax import cli
 from multimax.experiments import results
+from multimax.experiments import search as searches
 from multimax.experiments import sweep as sweeps
 from multimax.experiments.checkpoints import locked
 from multimax.experiments.settings import override, preset
@@ -23,11 +24,15 @@ def test_every_table_has_settings_that_can_be(name: str, tmp_path: Path) -> None
     table = sweeps.load_table(name)
     assert table.baseline in table.methods
     base = override(preset("cpu-digits"), {"start": "models/{seed}"} if name == "retrofit" else {})
+    base = preset("cpu-multi30k") if name == "roles" else base
     runs = sweeps.plan(table, base, range(3), tmp_path)
     assert len({run.folder for run in runs}) == 3 * len(table.methods)
     assert [run.seed for run in runs] == sorted(run.seed for run in runs)  # seed by seed
     if table.paper is not None:
         assert set(table.paper["values"]) <= set(table.methods)
+    if table.search is not None:
+        for changes in (each for group in searches.candidates(table.search).values() for each in group.values()):
+            override(base if name != "tune-language" else preset("recipe-text"), changes)
     if name == "retrofit":
         assert {run.settings.start for run in runs} == {"models/0", "models/1", "models/2"}
 

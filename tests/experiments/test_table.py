@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +19,17 @@ from scipy import stats
 import results_tables
 from multimax.experiments import results
 from multimax.experiments.results import Run, Sweep, read, save
-from multimax.experiments.table import learned_layers, line_of, markdown, paired_difference, parameters_markdown
+from multimax.experiments.table import (
+    detection,
+    learned_layers,
+    line_of,
+    markdown,
+    paired_difference,
+    parameters_markdown,
+    pooled_deviation,
+    power,
+    seeds_to_see,
+)
 
 ENVIRONMENT = {
     "versions": {"torch": "2.13.0", "multimax": "0.1.0"},
@@ -801,3 +812,59 @@ def test_the_page_of_results_shows_what_the_runs_gave() -> None:
     shown = {match[3] for match in results_tables.PLACE.finditer(page)}
     assert shown == {path.stem for path in (results_tables.FOLDER / "results").glob("*.json")}
     assert results_tables.page() == page  # python tools/results_tables.py
+
+
+def test_how_many_seeds_show_a_difference() -> None:
+    dice = numpy.random.default_rng(0)
+    for seeds, effect in ((5, 1.0), (10, 0.5), (3, 3.0)):
+        draws = dice.normal(effect, 1, (20000, seeds))
+        edge = stats.t.ppf(0.975, seeds - 1) * draws.std(1, ddof=1) / math.sqrt(seeds)
+        assert power(seeds, effect) == pytest.approx((abs(draws.mean(1)) > edge).mean(), abs=0.015)
+    assert power(6, -0.7) == pytest.approx(power(6, 0.7))
+    assert seeds_to_see(1.0) == 10
+    assert power(10, 1.0) >= 0.8 > power(9, 1.0)
+    assert seeds_to_see(0.01) is None
+
+
+def test_pilots() -> None:
+    found = sweep({"softmax": [0.90, 0.92], "one": [0.92, 0.93], "other": [0.91, 0.95]})
+    deviation, freedom = pooled_deviation(found, "accuracy", "softmax")
+    # differences of 2 and 1 points, and of 1 and 3
+    assert deviation == pytest.approx(math.sqrt((0.5 + 2.0) / 2))
+    assert freedom == 2
+    said = detection(found, "0.4")
+    assert said.startswith("accuracy: paired differences to softmax have a standard deviation of 1.1180 (2 degrees of ")
+    assert f"; {seeds_to_see(0.4 / deviation)} seeds show a difference of 0.4000 with" in said
+    assert "show a difference of 0.9100 with" in detection(found, "1%")
+    with pytest.raises(ValueError, match=r"expected a difference such as 0.4 or 1.4%, got 'much'"):
+        detection(found, "much")
+    with pytest.raises(ValueError, match="expected a method with two seeds or more besides 'softmax', got none"):
+        detection(sweep({"softmax": [0.9], "one": [0.9]}), "0.4")
+
+
+def test_metrics_at_another_length() -> None:
+    runs = [
+        run(label, seed, result(**{"perplexity": 5.0 + seed, "perplexity@256": 6.0 + seed, "entropy@256": 1.0}))
+        for label in ("softmax", "MultiMax")
+        for seed in (0, 1)
+    ]
+    found = Sweep(about(("softmax", "MultiMax"), (0, 1), task="language"), runs)
+    text = markdown(found, ["perplexity", "perplexity@256"])
+    assert "| perplexity ↓ " in text
+    assert "| perplexity at 256 ↓ " in text
+    assert "| 6.50 ± 0.71" in text
+    with pytest.raises(ValueError, match=r"expected metrics that the runs have, .*, got 'perplexity@512'"):
+        markdown(found, ["perplexity@512"])
+
+
+def test_what_was_learned_stands_beside_a_search() -> None:
+    found = sweep({"softmax": [1.0, 1.1], "MultiMax": [0.9, 1.0]}, metric="loss", by="loss")
+    for seed, each in enumerate(found.of("MultiMax")):
+        slopes = {"t_b": [[1.0 + seed, 2.0], [1.0, 2.0]], "t_d": [[0.5, 1.0], [0.5, 1.0]]}
+        knots = {"b": [[0.0, 0.0]] * 2, "d": [[0.0, 0.0]] * 2}
+        each.result["parameters"] = {"layers.10": {**slopes, **knots}, "layers.9": {"t_b": [3.0], "t_d": [1.0]}}
+    rows = [line.split("|") for line in markdown(found).split("\n\n")[0].splitlines()]
+    assert [cell.strip() for cell in rows[0][1:3]] == ["method", "loss ↓"]
+    assert rows[0][-2].strip() == "learned, by layer"
+    assert rows[2][-2].strip() == ""
+    assert rows[3][-2].strip() == "t_b1 3.00 1.25; t_d1 1.00 0.50; t_b2 2.00; t_d2 1.00"

@@ -121,7 +121,22 @@ def test_repr_speaks_the_papers_symbols() -> None:
         ({"order": 1.5}, "multimax: expected order to be an int of at least 1, got 1.5"),
         ({"heads": 0}, "multimax: expected heads to be an int of at least 1, got 0"),
         ({"terms": "none"}, "multimax: expected terms to be one of 'both', 'lower', 'upper', got 'none'"),
-        ({"init": "zeros"}, "multimax: expected init to be one of 'paper', 'identity', got 'zeros'"),
+        (
+            {"init": "zeros"},
+            "multimax: expected init to be one of 'paper', 'identity', 'deit_small', 'wikitext103_lm', got 'zeros'",
+        ),
+        (
+            {"init": "deit_small", "order": 3},
+            "multimax: expected an order of at most 2 with init='deit_small', got 3",
+        ),
+        (
+            {"init": "deit_small", "monotone": True},
+            "multimax: expected init to be 'paper' or 'identity' with monotone=True, got 'deit_small'",
+        ),
+        (
+            {"init": "deit_small", "depth": 1.5},
+            "multimax: expected depth from 0, the first layer, to 1, the last, got 1.5",
+        ),
         (
             {"init": (torch.zeros(1, 2), torch.zeros(1, 2))},
             "multimax: expected init tensors of shape (2, 2), got (1, 2)",
@@ -136,8 +151,23 @@ def test_bad_settings(options: dict[str, object], text: str) -> None:
 
 @pytest.mark.parametrize("init", [None, (torch.zeros(2, 2),), torch.zeros(2, 2)], ids=["none", "one", "a tensor"])
 def test_an_init_that_is_no_pair(init: object) -> None:
-    with pytest.raises(TypeError, match="'identity' or a pair of tensors"):
+    with pytest.raises(TypeError, match="expected init to be a name or a pair of tensors"):
         MultiMax(init=init)
+
+
+@pytest.mark.parametrize(("name", "layers"), [("deit_small", 12), ("wikitext103_lm", 6)])
+def test_an_init_that_was_learned(name: str, layers: int) -> None:
+    for depth, number in ((0.0, 0), (1.0, layers - 1), (0.5, round(0.5 * (layers - 1)))):
+        layer = MultiMax(init=name, depth=depth)
+        for symbol, values in multimax.presets[name][number]._asdict().items():
+            assert torch.allclose(getattr(layer, symbol), torch.tensor(values))
+    whole, first = MultiMax(init=name), MultiMax(1, init=name)
+    assert torch.equal(first.coefs, whole.coefs[:1])
+    assert torch.equal(first.knots, whole.knots[:1])
+    heads = MultiMax(init=name, heads=3, terms="lower")
+    assert torch.equal(heads.knots, whole.knots.expand(3, 2, 2))
+    assert torch.equal(heads.coefs[..., 0], whole.coefs[:, 0].expand(3, 2))
+    assert not heads.coefs[..., 1].any()
 
 
 def test_moves_and_casts_as_modules_do() -> None:

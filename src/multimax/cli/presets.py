@@ -41,4 +41,7 @@ def presets(_: argparse.Namespace) -> None:
         print("tables for multimax sweep TABLE --preset PRESET:")
         for name in sweeps.table_names():
             table = sweeps.load_table(name)
-            print(_entry(name, f"{table.about}. {len(table.methods)} methods, {table.seeds} seeds unless given."))
+            size = f"{len(table.methods)} methods, {table.seeds} seeds unless given"
+            if table.search is not None:
+                size = f"a search in {len(table.search.rungs)} rungs"
+            print(_entry(name, f"{table.about}. {size[0].upper()}{size[1:]}."))

@@ -28,7 +28,7 @@ def add(commands: Any) -> None:
     """Adds the subcommand."""
     command = layout.command(commands, "table", "print the results of sweeps", TEXT)
     command.add_argument(
-        "paths", nargs="+", type=Path, metavar="PATH", help="folder of a sweep, or a file made by --save"
+        "paths", nargs="+", type=Path, metavar="PATH", help="folder of a sweep or search, or a file made by --save"
     )
     command.add_argument(
         "--metrics", nargs="+", help="which metrics to show, the first with its difference to the baseline"
@@ -40,6 +40,11 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--curves", type=Path, metavar="FILE", help="draw the sigma that this method has learned (needs matplotlib)"
     )
+    command.add_argument(
+        "--detect",
+        metavar="D",
+        help="also say how many seeds would show a difference of D, such as 0.4, or 1.4%% of the baseline",
+    )
     command.add_argument("--save", type=Path, metavar="FILE", help="write all numbers into one JSON file")
     command.set_defaults(function=table)
 
@@ -49,16 +54,19 @@ def table(options: argparse.Namespace) -> None:
     need_packages()
     from multimax.experiments import results, terminal
     from multimax.experiments import table as tables
+    from multimax.experiments.search import rungs_in
 
     width = terminal.width()
     with refusing():
-        sweeps = [results.read(path) for path in options.paths]
+        sweeps = [results.read(path) for given in options.paths for path in rungs_in(given) or [given]]
         if options.save is not None:
             if len(sweeps) != 1:
                 raise ValueError(f"multimax: expected one sweep to save, got {len(sweeps)}")
             results.save(sweeps[0], options.save)
         for number, sweep in enumerate(sweeps):
             print("\n" * bool(number) + tables.text(sweep, options.metrics, options.baseline, width))
+            if options.detect is not None:
+                print("\n" + tables.detection(sweep, options.detect, options.metrics, options.baseline))
             for label in options.parameters or ():
                 print("\n" + tables.parameters_text(sweep, label, width))
         if options.curves is not None:

@@ -15,6 +15,7 @@ from multimax.convert.recipe import Recipe, from_description, name_of
 from multimax.convert.report import Layer, Report
 from multimax.convert.sites import (
     KINDS,
+    ROLES,
     Converted,
     Mark,
     Site,
@@ -71,10 +72,28 @@ def _check_not_shared(outline: Outline, sites: Collection[Site]) -> None:
 
 def _sites(outline: Outline, libraries: list[Library], where: Collection[str], output: str | None) -> list[Site]:
     """The places of these kinds."""
-    found = {site.name: site for site in _attention_sites(outline, libraries)} if "attention" in where else {}
+    found = {}
+    if set(where) - {"output"}:
+        found = {site.name: site for site in _attention_sites(outline, libraries) if _part(site, where) in where}
     if "output" in where:
         found |= {site.name: site for site in _output_sites(outline, libraries, output)}
     return list(found.values())
+
+
+def _part(site: Site, where: Collection[str]) -> str:
+    """Which part of where a place belongs to: attention may be asked for as a whole, or by its roles."""
+    return site.kind if site.kind in where else site.role
+
+
+def _depths(sites: list[Site]) -> dict[str, float]:
+    """How deep in its stack each attention layer stands, from 0, the first, to 1, the last. Layers whose names differ
+    by numbers alone are of one stack."""
+    stacks: dict[str, list[str]] = {}
+    for site in sites:
+        if site.kind == "attention":
+            stacks.setdefault(re.sub(r"\d+", "#", site.name), []).append(site.name)
+    places = ((n, len(names) - 1, name) for names in stacks.values() for n, name in enumerate(names))
+    return {name: n / last if last else 1.0 for n, last, name in places}
 
 
 def _attention_sites(outline: Outline, libraries: list[Library]) -> list[Site]:
@@ -228,13 +247,16 @@ def convert_(
     Args:
         model: changed in place; its modules, weights and hooks stay the same objects.
         where: "attention", "output", or both. In the output layer the logits are modulated: the model's loss,
-            sampling and search then use MultiMax.
+            sampling and search then use MultiMax. "encoder", "decoder" and "cross" instead of "attention" are parts of
+            it, in models with an encoder and a decoder: self-attention of either, and attention from one to the other.
         reweight: a name of :mod:`multimax.reweighting`, or one of its modules (``reweighting.TopK(8)``); every layer
             gets a copy. A mapping names one function for attention and one for the output:
             ``{"attention": "entmax15", "output": "multimax"}``.
         order: order of sigma, see :class:`MultiMax`.
         per_head: one set of parameters per head of attention, not one for all.
-        init: initial parameters, see :class:`MultiMax`.
+        init: initial parameters, see :class:`MultiMax`. With the name of a model in ``multimax.presets`` every
+            attention layer starts from what the layer at its relative depth has learned there, and the output layer,
+            of which the paper prints nothing, from softmax.
         layers: full names of the layers to convert, or of modules around them; all unless given.
         filter_fn: called as ``filter_fn(module, name)``, true for the layers to convert.
         output: full name of the output layer, an ``nn.Linear``; found automatically in models of transformers and timm.
@@ -269,19 +291,20 @@ def convert_(
     libraries = in_use(outline)
     sites = _sites(outline, libraries, where, output)
     if not sites:
+        what = "softmax attention" if "attention" in where else f"attention of the kind {' or '.join(where)}"
         raise ValueError(
-            f"multimax: expected softmax attention in {type(model).__name__}, got none that could be found: "
-            f"{KNOWN} are known"
+            f"multimax: expected {what} in {type(model).__name__}, got none that could be found: {KNOWN} are known"
         )
     chosen, others = _chosen(sites, layers, filter_fn)
     _check_not_shared(outline, chosen)
-    reasons = {site.name: reason for site in chosen if (reason := _why_not(site, recipes[site.kind]))}
+    reasons = {site.name: reason for site in chosen if (reason := _why_not(site, recipes[_part(site, where)]))}
     if reasons and (strict or len(reasons) == len(chosen)):
         words = "; ".join(f"{name!r}: {reason}" for name, reason in reasons.items())
         remedy = "; strict=False leaves these with softmax" if len(reasons) < len(chosen) else ""
         raise ValueError(f"multimax: expected layers that can be converted, got {words}{remedy}")
     chosen = [site for site in chosen if site.name not in reasons]
-    functions = [recipes[site.kind].make(site.heads) for site in chosen]
+    depths = _depths(sites)
+    functions = [recipes[_part(site, where)].make(site.heads, depths.get(site.name)) for site in chosen]
     left = [Layer(s.name, s.kind, class_name(s.module), why_left="not asked for") for s in others]
     left += [Layer(s.name, s.kind, class_name(s.module), why_left=reasons[s.name]) for s in sites if s.name in reasons]
     return Report(_apply(outline, libraries, chosen, functions, probe=probe), tuple(left))
@@ -302,15 +325,17 @@ def _recipes(
             f"multimax: expected reweight for {' and '.join(map(repr, where))}, as where says, got it for "
             f"{' and '.join(map(repr, reweight)) or 'none'}"
         )
-    if per_head and reweight.get("attention") != "multimax":
+    in_attention = {kind: function for kind, function in reweight.items() if kind != "output"}
+    if per_head and any(function != "multimax" for function in in_attention.values() or ["none"]):
+        others = ", ".join(repr(function) for function in in_attention.values() or ["none"])
         raise ValueError(
-            "multimax: expected per_head with 'multimax' in attention, got it with "
-            f"{reweight.get('attention', 'none')!r}; give a module with the heads it has"
+            f"multimax: expected per_head with 'multimax' in attention, got it with {others}; give a module with the "
+            "heads it has"
         )
     if "multimax" not in reweight.values():
         return {kind: Recipe(wanted, order, per_head, init) for kind, wanted in reweight.items()}
     return {
-        kind: Recipe(wanted, order, per_head and kind == "attention", init) if wanted == "multimax" else Recipe(wanted)
+        kind: Recipe(wanted, order, per_head and kind != "output", init) if wanted == "multimax" else Recipe(wanted)
         for kind, wanted in reweight.items()
     }
 
@@ -364,12 +389,15 @@ def convert_as_described(outline: Outline, described: Mapping[str, Mapping[str, 
 
 def _checked_where(where: object) -> tuple[str, ...]:
     kinds = (where,) if isinstance(where, str) else where
+    known = (*KINDS, *ROLES)
     if isinstance(kinds, Collection) and not kinds:
-        raise ValueError(f"multimax: expected where to be some of {', '.join(map(repr, KINDS))}, got none")
+        raise ValueError(f"multimax: expected where to be some of {', '.join(map(repr, known))}, got none")
     if not isinstance(kinds, Collection):
-        raise TypeError(f"multimax: expected where to be some of {', '.join(map(repr, KINDS))}, got {where!r}")
+        raise TypeError(f"multimax: expected where to be some of {', '.join(map(repr, known))}, got {where!r}")
     for kind in kinds:
-        checks.choice("where", kind, KINDS)
+        checks.choice("where", kind, known)
+    if "attention" in kinds and set(kinds) & set(ROLES):
+        raise ValueError(f"multimax: expected where to name all attention or parts of it, got both in {where!r}")
     return tuple(kinds)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from multimax.ops import checks
+from multimax.ops.presets import presets
 from multimax.reweighting import module, names
 from multimax.reweighting.layer import MultiMax
 from multimax.reweighting.registry import Reweighter
@@ -69,13 +70,25 @@ class Recipe:
         heads: int | None = self.prototype.settings().get("heads")
         return heads
 
-    def make(self, heads: int | None) -> nn.Module:
-        """The module for a layer with that many heads."""
+    def make(self, heads: int | None, depth: float | None = None) -> nn.Module:
+        """The module for a layer.
+
+        Args:
+            heads: of the layer.
+            depth: of the layer in its model, from 0 to 1; None for an output layer, of which the paper prints nothing:
+                it starts as softmax.
+        """
+        prototype = self.prototype
+        if not isinstance(prototype, MultiMax):
+            return copy.deepcopy(prototype)
         if self.per_head and self.heads is None:
-            prototype = self.prototype
-            assert isinstance(prototype, MultiMax)
-            return MultiMax(prototype.order, init=prototype.init, heads=heads)
-        return copy.deepcopy(self.prototype)
+            made = MultiMax(prototype.order, init=prototype.init, heads=heads)
+        else:
+            made = copy.deepcopy(prototype)
+        if prototype.init in presets:
+            made.init, made.depth = (prototype.init, depth) if depth is not None else ("identity", 1.0)
+            made.reset_parameters()
+        return made
 
     def why_not_output(self) -> str | None:
         """Why the function cannot be used in the output layer, after which the model itself computes softmax."""

@@ -1,5 +1,6 @@
 """A place where a model has softmax, and how it is marked once it is converted."""
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -10,6 +11,8 @@ from multimax.reweighting.layer import MultiMax
 from multimax.reweighting.registry import Reweighter, inner
 
 KINDS = ("attention", "output")
+ROLES = ("encoder", "decoder", "cross")  # of attention, in models with an encoder and a decoder
+CROSS = re.compile("encoder_attn|EncDecAttention|cross_?att|multihead_attn", re.IGNORECASE)
 MARK = "_multimax_mark"
 NAMES = ("multimax", "reweight")  # what the child with the function is called in its layer: MultiMax, or another
 LEARNED = ("coefs", "knots", "log_temperature", "shape", "omega")  # what parameters of such children are called
@@ -36,6 +39,20 @@ class Site:
     heads: int | None = None
     why_not: str | None = None
     only: tuple[str, ...] = ()
+
+    @property
+    def role(self) -> str:
+        """Of attention in a model with an encoder and a decoder: where it stands, by its name; "" if that tells none.
+
+        Example:
+            >>> from torch import nn
+            >>> from multimax.convert.sites import Site
+            >>> Site("model.decoder.layers.0.encoder_attn", nn.Identity(), "attention", "").role
+            'cross'
+        """
+        if CROSS.search(self.name):
+            return "cross"
+        return next((role for role in ("decoder", "encoder") if role in self.name), "")
 
 
 @dataclass

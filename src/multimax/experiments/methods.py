@@ -23,7 +23,7 @@ def attention_function(settings: Settings, heads: int) -> nn.Module:
     per_head = heads if settings.per_head else None
     options = dict(settings.attention_options)
     if settings.attention == "multimax":
-        return MultiMax(settings.order, terms=settings.terms, heads=per_head, init=settings.init, **options)
+        return _multimax(settings, heads=per_head, **options)
     if settings.attention == "softmax":
         return _softmax(settings.temperature, per_head)
     if settings.attention == "topk":
@@ -31,6 +31,12 @@ def attention_function(settings: Settings, heads: int) -> nn.Module:
     if settings.attention == "attnscale":
         options.setdefault("heads", heads)  # one per head, as published
     return reweighting.module(settings.attention, **options)
+
+
+def _multimax(settings: Settings, **options: Any) -> MultiMax:
+    return MultiMax(
+        settings.order, terms=settings.terms, init=settings.init, **{"monotone": settings.monotone, **options}
+    )
 
 
 def _softmax(temperature: float | str, heads: int | None = None) -> nn.Module:
@@ -42,7 +48,7 @@ def _softmax(temperature: float | str, heads: int | None = None) -> nn.Module:
 def output_function(settings: Settings) -> nn.Module | None:
     """The module for the output layer; None where it stays as it is, and a loss does the rest."""
     if settings.output == "multimax":
-        return MultiMax(settings.order, terms=settings.terms, init=settings.init)
+        return _multimax(settings)
     if settings.output == "softmax" and settings.output_temperature != 1:
         return _softmax(settings.output_temperature)
     return None
@@ -55,7 +61,8 @@ def convert(model: nn.Module, settings: Settings) -> None:
     if plain and output is None:
         return
     heads: int = model.config.num_attention_heads  # type: ignore[union-attr, assignment]
-    functions: dict[str, Any] = {"attention": attention_function(settings, heads)}
+    part = "attention" if settings.attention_in == "all" else settings.attention_in
+    functions: dict[str, Any] = {part: attention_function(settings, heads)}
     if output is not None:
         functions["output"] = output
     convert_(model, where=tuple(functions), reweight=functions)

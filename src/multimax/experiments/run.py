@@ -25,7 +25,17 @@ from multimax.experiments.settings import CONFIG, Settings, as_dict, differences
 from multimax.experiments.speaking import note, on_terminal
 from multimax.experiments.tasks.loading import DataCache, check_data, check_start
 from multimax.experiments.tasks.task import Task
-from multimax.experiments.trainer import SECONDS, STEP_SECONDS, Clock, Diverged, Order, RunTrainer, measure, writing
+from multimax.experiments.trainer import (
+    SECONDS,
+    STEP_SECONDS,
+    Clock,
+    Diverged,
+    Order,
+    Patience,
+    RunTrainer,
+    measure,
+    writing,
+)
 from multimax.reweighting import learned as learned_by
 from multimax.reweighting.layer import SYMBOLS, MultiMax
 from multimax.training.callback import MultiMaxCallback
@@ -126,6 +136,9 @@ def arguments(settings: Settings, folder: Path, bars: bool = False) -> TrainingA
     if taken:
         raise ValueError(f"multimax: expected options that a run does not set itself, got {', '.join(taken)}")
     _check_best(settings)
+    best: dict[str, Any] = {}
+    if settings.patience:
+        best = {"load_best_model_at_end": True, "metric_for_best_model": "loss", "greater_is_better": False}
     gpu = torch.cuda.is_available()
     options: dict[str, Any] = {
         "eval_strategy": "epoch",
@@ -138,8 +151,11 @@ def arguments(settings: Settings, folder: Path, bars: bool = False) -> TrainingA
         "dataloader_pin_memory": gpu,
         "log_level": "error",
         "logging_nan_inf_filter": False,  # a loss that is no number stops the run
+        **best,
         **settings.trainer,
     }
+    if settings.patience:
+        options["save_strategy"] = options["eval_strategy"]
     with told("expected options that transformers' TrainingArguments take"):
         return TrainingArguments(
             output_dir=str(folder / CHECKPOINTS),
@@ -469,6 +485,8 @@ def _add_callbacks(trainer: RunTrainer, folder: Path, shown: Shown) -> Log:
         trainer.add_callback(Lines(trainer.task.spec.main))
     trainer.add_callback(log)
     trainer.add_callback(Order(trainer.order))
+    if trainer.settings.patience:
+        trainer.add_callback(Patience(trainer.settings.patience))
     model = trainer.model
     assert model is not None
     if trainer.settings.watch and next(reweighting_parameters(model), None) is not None:
@@ -480,10 +498,7 @@ def _evaluate(trainer: RunTrainer, log: Log, folder: Path, bars: bool) -> dict[s
     """The last evaluation, and the measures."""
     task, settings = trainer.task, trainer.settings
     seconds, steps = log.seconds, trainer.state.global_step
-    found = trainer.evaluate(task.test, metric_key_prefix="test")
-    timing = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
-    metrics = {name.removeprefix("test_"): value for name, value in found.items() if name.startswith("test_")}
-    metrics = {name: value for name, value in metrics.items() if name not in timing}
+    metrics = _metrics(trainer, task.test)
     model = trainer.accelerator.unwrap_model(trainer.model_wrapped).eval()
     task.trained(model)
     layers: dict[str, dict[str, float]] = {}
@@ -491,15 +506,22 @@ def _evaluate(trainer: RunTrainer, log: Log, folder: Path, bars: bool) -> dict[s
         metrics |= task.final(model, folder, bars)
         if settings.measured:
             layers = by_layer(measure(model, task, task.test, settings.measured, trainer.args.eval_batch_size))
-            for name in task.spec.measures:
-                values = [means[name] for means in layers.values() if name in means]
-                if values:
-                    metrics[name] = math.fsum(values) / len(values)
+            metrics |= _over_layers(task, layers)
+    # all of one before the next, the longest last: rotary embeddings that adapt to a text stay so for shorter ones
+    for place, dataset in task.others.items():
+        found = _metrics(trainer, dataset)
+        if is_first() and settings.measured:
+            # as many rows of attention as above, or fewer
+            examples = max(1, settings.measured * len(dataset) // len(task.test))  # type: ignore[arg-type]
+            batch = max(1, trainer.args.eval_batch_size // 4)
+            found |= _over_layers(task, by_layer(measure(model, task, dataset, examples, batch)))
+        metrics |= {f"{name}@{place}": value for name, value in found.items()}
     trainer.accelerator.wait_for_everyone()
     return {
         "status": FINISHED,
         "metrics": plain(metrics),
         "steps": steps,
+        **({"best_step": trainer.state.best_global_step} if settings.patience else {}),
         "minutes": seconds / 60,
         "ms_per_step": 1000 * log.steps / max(steps, 1),
         "data": task.data_name,
@@ -507,6 +529,20 @@ def _evaluate(trainer: RunTrainer, log: Log, folder: Path, bars: bool) -> dict[s
         "parameters": learned(model),
         "layers": plain(layers),
     }
+
+
+def _metrics(trainer: RunTrainer, dataset: Any) -> dict[str, float]:
+    """Of an evaluation, without times."""
+    timing = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
+    found = trainer.evaluate(dataset, metric_key_prefix="test")
+    metrics = {name.removeprefix("test_"): value for name, value in found.items() if name.startswith("test_")}
+    return {name: value for name, value in metrics.items() if name not in timing}
+
+
+def _over_layers(task: Task, layers: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each of the task's measures over the layers."""
+    found = {name: [means[name] for means in layers.values() if name in means] for name in task.spec.measures}
+    return {name: math.fsum(values) / len(values) for name, values in found.items() if values}
 
 
 def _save(trainer: RunTrainer, task: Task, folder: Path) -> None:

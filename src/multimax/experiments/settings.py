@@ -11,8 +11,10 @@ from typing import Any, get_args, get_origin, get_type_hints
 from torch import Tensor
 
 from multimax import reweighting
+from multimax.convert.sites import ROLES
 from multimax.experiments import tasks
 from multimax.ops import checks
+from multimax.reweighting.layer import INITS
 
 TRAINED = "trained"
 PLACES = ("preset", "data", "start")  # settings that may be paths
@@ -27,12 +29,16 @@ METHOD = (
     "temperature",
     "output_temperature",
     "per_head",
+    "init",
+    "monotone",
+    "attention_in",
+    "multimax_lr_factor",
     "attention_options",
     "patch_diversification",
     "pooling",
 )
 LEAST = {"order": 1, "length": 2, "vocabulary": 1, "image_size": 1, "beams": 1, "stride": 0, "watch": 0, "measured": 0}
-LEAST |= {"seed": 0, "multimax_lr_factor": 0, "patch_diversification": 0}
+LEAST |= {"seed": 0, "patience": 0, "longer": 0, "multimax_lr_factor": 0, "patch_diversification": 0}
 # TrainingArguments that transformers does not check; max_steps of -1 means epochs
 POSITIVE = (
     "max_steps",
@@ -72,7 +78,15 @@ class Settings:
     temperature: float | str = _setting(1.0, "of softmax in the attention layers, or 'trained'")
     output_temperature: float | str = _setting(1.0, "of softmax in the output layer, or 'trained'")
     per_head: bool = _setting(False, "parameters for each head of attention")
-    init: str = _setting("paper", "MultiMax's initial parameters: paper (as in the published code) or identity")
+    init: str = _setting(
+        "paper",
+        "MultiMax's initial parameters: paper (as in the published code), identity (softmax), or what the layers of "
+        "the paper's models have learned: deit_small, wikitext103_lm",
+    )
+    monotone: bool = _setting(False, "MultiMax whose sigma never falls")
+    attention_in: str = _setting(
+        "all", "which attention has the function: all, encoder, decoder or cross (translation)"
+    )
     attention_options: dict[str, Any] = field(
         default_factory=dict, metadata={"help": "further options of the function in attention, such as k of topk"}
     )
@@ -85,12 +99,20 @@ class Settings:
 
     # data
     data: str = _setting("", "folder, file, or hub:owner/name of the data")
+    test: bool = _setting(
+        True,
+        "evaluate on the test part at the end; if not, that part is never read, and the last evaluation is on the "
+        "validation part (of images, a tenth of the training set)",
+    )
     test_set: str = _setting("", "name of the test set, where a folder has several (translation)")
     languages: str = _setting("de-en", "from which language into which (translation)")
     tokenizer: str = _setting("bpe", "bpe, word or character: trained on the data, and saved with the run")
     vocabulary: int = _setting(8192, "the largest number of tokens")
     length: int = _setting(256, "tokens per sequence; in translation, at most so many")
     stride: int = _setting(0, "tokens from one window of evaluation to the next; 0 for windows side by side (language)")
+    longer: int = _setting(
+        0, "evaluate at the end at doubled lengths, too, up to this one; needs rotary positions (language)"
+    )
     beams: int = _setting(5, "beams of the search (translation)")
     image_size: int = _setting(224, "height and width that the model gets (vision)")
     augmentation: dict[str, Any] = field(
@@ -98,6 +120,7 @@ class Settings:
     )
 
     # model and training
+    positions: str = _setting("learned", "learned (GPT-2) or rotary (GPT-NeoX), which longer texts can have (language)")
     pooling: str = _setting("average", "average, or class for a class token (vision)")
     stochastic_depth: float = _setting(0.0, "rate with which the last layer is left out; less before it (vision)")
     model: dict[str, Any] = field(
@@ -105,6 +128,10 @@ class Settings:
     )
     trainer: dict[str, Any] = field(
         default_factory=dict, metadata={"help": "options of transformers' TrainingArguments"}
+    )
+    patience: int = _setting(
+        0,
+        "stop when so many evaluations have brought no better validation loss, and take the best; 0 for never",
     )
     watch: int = _setting(100, "steps from one log of the functions' parameters to the next; 0 for none")
     measured: int = _setting(256, "how many test examples the measures of attention are taken from; 0 for none")
@@ -118,7 +145,9 @@ class Settings:
         checks.choice("attention", self.attention, reweighting.names())
         checks.choice("output", self.output, OUTPUTS)
         checks.choice("terms", self.terms, ("both", "lower", "upper"))
-        checks.choice("init", self.init, ("paper", "identity"))
+        checks.choice("init", self.init, INITS)
+        checks.choice("attention_in", self.attention_in, ("all", *ROLES))
+        checks.choice("positions", self.positions, ("learned", "rotary"))
         checks.choice("pooling", self.pooling, ("average", "class"))
         checks.choice("tokenizer", self.tokenizer, ("bpe", "word", "character"))
         for name, function in (("temperature", self.attention), ("output_temperature", self.output)):
@@ -166,14 +195,16 @@ def idle(settings: Settings) -> dict[str, str]:
         >>> idle(Settings())["order"]
         'multimax in attention or output'
         >>> idle(Settings(output="multimax"))
-        {'per_head': 'multimax, or a trained temperature, in attention'}
+        {'attention_in': 'a function in attention', 'per_head': 'multimax, or a trained temperature, in attention'}
     """
     functions = (settings.attention, settings.output)
     trained = TRAINED in (settings.temperature, settings.output_temperature)
     learns = trained or any(name in LEARNING for name in functions)
     per_head = settings.attention == "multimax" or settings.temperature == TRAINED
-    needs = dict.fromkeys(("order", "terms", "init"), "multimax in attention or output")
+    needs = dict.fromkeys(("order", "terms", "init", "monotone"), "multimax in attention or output")
     found = {} if "multimax" in functions else needs
+    if settings.attention == "softmax" and settings.temperature == 1:
+        found["attention_in"] = "a function in attention"
     if not per_head:
         found["per_head"] = "multimax, or a trained temperature, in attention"
     if not learns:
@@ -305,6 +336,9 @@ def method(settings: Settings) -> str:
         if getattr(settings, name) != getattr(Settings, name):
             parts.append(f"{name.replace('_', ' ')} {getattr(settings, name)}")
     parts += [f"{key} {value}" for key, value in settings.attention_options.items()]
-    parts += ["per head"] * settings.per_head + ["class token"] * (settings.pooling == "class")
+    parts += ["per head"] * settings.per_head + ["monotone"] * settings.monotone
+    parts += [f"in {settings.attention_in}"] * (settings.attention_in != "all") + ["class token"] * (
+        settings.pooling == "class"
+    )
     parts += ["Patch Diversification"] * bool(settings.patch_diversification)
     return ", ".join(parts)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from multimax.experiments import search as searches
 from multimax.experiments.checkpoints import is_empty, locked, remove_partial, write_json
 from multimax.experiments.results import SWEEP, Damaged, check_paper
 from multimax.experiments.settings import (
@@ -38,6 +39,8 @@ class Table:
     baseline: str
     seeds: int
     paper: Mapping[str, Any] | None = None
+    search: searches.Search | None = None  # among methods that are not written down one by one
+    by: str = ""  # the metric to compare by, where it is not the task's
 
 
 def table_names() -> tuple[str, ...]:
@@ -71,7 +74,8 @@ def load_table(name: str) -> Table:
         raise ValueError(
             f"multimax: expected baseline to be one of the methods in {str(path)!r}, got {values['baseline']!r}"
         )
-    return Table(path.stem, paper=values.get("paper"), **{key: values[key] for key in wanted})
+    search = searches.read(values["search"], repr(str(path))) if "search" in values else None
+    return Table(path.stem, paper=values.get("paper"), search=search, **{key: values[key] for key in wanted})
 
 
 def slug(label: str) -> str:
@@ -175,6 +179,8 @@ def content(table: Table, base: Settings, seeds: Sequence[int], folder: Path) ->
         "seeds": sorted(seeds),
         "settings": common,
     }
+    if table.by:
+        found["by"] = table.by
     if table.paper is not None:
         found["paper"] = dict(table.paper)
     if path.is_file():

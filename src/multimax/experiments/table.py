@@ -15,6 +15,8 @@ from multimax.metrics.layer_names import layer_names
 from multimax.reweighting.layer import SYMBOLS  # the paper's, which have one value per order
 
 FEW = 5  # seeds, below which an interval comes with a warning
+KNOTS = 1  # of the paper's symbols, which come in pairs: slopes and knots
+ASKED_FOR = ("entropy",)  # shown only if it is named: its values say little where lengths are equal
 ARROWS = {"higher": "↑", "lower": "↓"}
 
 
@@ -24,8 +26,16 @@ METRICS = {name: metric for spec in tasks.SPECS for name, metric in spec.metrics
     "multi_modality": Metric("multi-modality", 1, 4, "higher"),
     "sparsity": Metric("sparsity", 1, 4, "higher"),
     "patch_similarity": Metric("patch similarity", 1, 4, "lower"),
+    "entropy": Metric("entropy", 1, 4, "lower"),
     "ms_per_step": Metric("ms per step", 1, 1, "lower"),
 }
+
+
+def _metric(name: str) -> Metric:
+    """How a metric is shown; ``perplexity@256`` is perplexity at 256 tokens."""
+    base, _, place = name.partition("@")
+    metric = METRICS[base]
+    return metric._replace(title=f"{metric.title} at {place}") if place else metric
 
 
 def _number(value: float, digits: int, sign: str = "") -> str:
@@ -47,7 +57,7 @@ def _value(run: Run, name: str) -> float | None:
     found = run.result if name in OF_RESULT else run.result.get("metrics", {})
     if name not in found:
         return None
-    return math.nan if found[name] is None else float(found[name]) * METRICS[name].factor
+    return math.nan if found[name] is None else float(found[name]) * _metric(name).factor
 
 
 def _cell(runs: Sequence[Run], name: str) -> str:
@@ -57,7 +67,7 @@ def _cell(runs: Sequence[Run], name: str) -> str:
     if not measured:
         return "-"
     finite = [value for value in measured if math.isfinite(value)]
-    text = _spread(finite, METRICS[name].digits) if finite else "-"
+    text = _spread(finite, _metric(name).digits) if finite else "-"
     lacking = {"not finite": len(measured) - len(finite), "not measured": len(values) - len(measured)}
     notes = [f"{count} of {len(values)} {what}" for what, count in lacking.items() if count]
     return f"{text} ({', '.join(notes)})" if notes else text
@@ -100,6 +110,91 @@ def paired_difference(
     return Difference(mean, mean - half, mean + half, n)
 
 
+def pooled_deviation(sweep: Sweep, name: str, baseline: str) -> tuple[float, int]:
+    """The standard deviation of paired differences to the baseline, pooled over the other methods.
+
+    Args:
+        sweep: with at least one method that has two seeds in common with the baseline.
+        name: of the metric.
+        baseline: its label.
+
+    Returns:
+        It, in the unit of the table, and its degrees of freedom.
+    """
+    against = _by_seed(sweep.of(baseline), name)
+    squares, freedom = 0.0, 0
+    for label in sweep.labels:
+        values = _by_seed(sweep.of(label), name) if label != baseline else {}
+        differences = [values[seed] - against[seed] for seed in values if seed in against]
+        if len(differences) > 1:
+            squares += (len(differences) - 1) * statistics.variance(differences)
+            freedom += len(differences) - 1
+    if not freedom:
+        raise ValueError(f"multimax: expected a method with two seeds or more besides {baseline!r}, got none")
+    return math.sqrt(squares / freedom), freedom
+
+
+def power(seeds: int, effect: float) -> float:
+    """How probable it is that the 95% interval of a paired difference leaves zero out.
+
+    Args:
+        seeds: how many, at least 2.
+        effect: the true difference over the standard deviation of the differences.
+    """
+    edge, shift = stats.t.ppf(0.975, seeds - 1), abs(effect) * math.sqrt(seeds)
+    return float(stats.nct.sf(edge, seeds - 1, shift) + stats.nct.cdf(-edge, seeds - 1, shift))
+
+
+def seeds_to_see(effect: float, wanted: float = 0.8, most: int = 1000) -> int | None:
+    """The smallest number of seeds with which a paired difference is seen with the wanted probability; None if more
+    than the most would be needed.
+
+    Example:
+        >>> from multimax.experiments.table import seeds_to_see
+        >>> seeds_to_see(1.0), seeds_to_see(2.0)
+        (10, 5)
+    """
+    return next((n for n in range(2, most + 1) if power(n, effect) >= wanted), None)
+
+
+def detection(sweep: Sweep, text: str, metrics: Sequence[str] | None = None, baseline: str | None = None) -> str:
+    """How many seeds would show a difference, by the scatter of these runs, in a sentence.
+
+    Args:
+        sweep: pilot runs.
+        text: the difference in the table's unit, such as "0.4", or in percent of the baseline's mean, such as "1.4%".
+        metrics: of which the first counts, as in :func:`markdown`.
+        baseline: as there.
+    """
+    name = _chosen(sweep, metrics)[0]
+    baseline = sweep.about["baseline"] if baseline is None else baseline
+    try:
+        difference = float(text.removesuffix("%"))
+    except ValueError:
+        raise ValueError(f"multimax: expected a difference such as 0.4 or 1.4%, got {text!r}") from None
+    if text.endswith("%"):
+        difference *= statistics.fmean(_by_seed(sweep.of(baseline), name).values()) / 100
+    deviation, freedom = pooled_deviation(sweep, name, baseline)
+    digits = _metric(name).digits + 2
+    seeds = seeds_to_see(difference / deviation) if deviation and difference else None
+    needed = "more than 1,000 seeds" if seeds is None else f"{seeds} seeds"
+    five, ten = (_number(_smallest(n) * deviation, digits) for n in (5, 10))
+    return (
+        f"{name}: paired differences to {baseline} have a standard deviation of {_number(deviation, digits)} "
+        f"({freedom} degrees of freedom); {needed} show a difference of {_number(difference, digits)} with a "
+        f"probability of 80%; 5 seeds show {five}, 10 seeds {ten}."
+    )
+
+
+def _smallest(seeds: int) -> float:
+    """The effect that so many seeds show with a probability of 80%, by halving."""
+    low, high = 0.0, 100.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (low, middle) if power(seeds, middle) >= 0.8 else (middle, high)
+    return high
+
+
 def _by_seed(runs: Sequence[Run], name: str) -> dict[int, float]:
     found = {run.seed: _value(run, name) for run in runs if run.finished}
     return {seed: value for seed, value in found.items() if value is not None and math.isfinite(value)}
@@ -109,7 +204,7 @@ def _difference_cell(runs: Sequence[Run], baseline: Sequence[Run], name: str) ->
     found = paired_difference(_by_seed(runs, name), _by_seed(baseline, name))
     if found is None:
         return "-"
-    mean, low, high = (_number(value, METRICS[name].digits, "+") for value in (found.mean, found.low, found.high))
+    mean, low, high = (_number(value, _metric(name).digits, "+") for value in (found.mean, found.low, found.high))
     seeds = f" ({found.seeds} seeds)" if found.seeds != len(runs) else ""
     if found.seeds < FEW:
         seeds = f" (only {found.seeds} seeds)"
@@ -198,7 +293,7 @@ def notes(sweep: Sweep, metrics: Sequence[str] | None = None) -> list[str]:
     main = _chosen(sweep, metrics)[0]
     legend = "± is the standard deviation over the seeds; ↑ and ↓ say which way is better."
     if len(sweep.labels) > 1:
-        unit = ", in percentage points" if METRICS[main].factor == 100 else ""
+        unit = ", in percentage points" if _metric(main).factor == 100 else ""
         legend += (
             f" The difference is that of {main.replace('_', ' ')}{unit}, over runs with equal seeds, with its 95% "
             "confidence interval by Student's t."
@@ -246,18 +341,26 @@ def _of_paper(sweep: Sweep, paper: Mapping[str, Any]) -> bool:
 
 def _chosen(sweep: Sweep, metrics: Sequence[str] | None) -> list[str]:
     """The metrics to show, the main one first."""
-    measured = {name for name in METRICS if any(_value(run, name) is not None for run in sweep.runs if run.finished)}
+    finished = [run for run in sweep.runs if run.finished]
+    there = {name for run in finished for name in (*run.result.get("metrics", {}), *OF_RESULT)}
+    measured = {
+        name
+        for name in there
+        if name.partition("@")[0] in METRICS and any(_value(run, name) is not None for run in finished)
+    }
     if metrics is None:
         task = sweep.about["task"]
         if task not in tasks.names():
             known = ", ".join(tasks.names())
             raise ValueError(f"multimax: expected a sweep of one of the tasks {known}, got {task!r}; name the metrics")
         spec = tasks.get(task)
-        return [spec.main, *(name for name in spec.measures if name in measured)]
+        by = sweep.about.get("by")
+        first = [spec.main] if by is None else [by, *(name for name in (spec.main,) if name in measured)]
+        return [*first, *(name for name in spec.measures if name in measured and name not in ASKED_FOR)]
     if isinstance(metrics, str) or not metrics:
         raise TypeError(f"multimax: expected metrics to be several names, got {metrics!r}; out of {', '.join(METRICS)}")
     for name in metrics:
-        if name not in METRICS:
+        if name.partition("@")[0] not in METRICS:
             raise ValueError(f"multimax: expected metrics out of {', '.join(METRICS)}, got {name!r}")
         if measured and name not in measured:
             known = ", ".join(sorted(measured))
@@ -327,16 +430,35 @@ def rows(sweep: Sweep, metrics: Sequence[str] | None = None, baseline: str | Non
         raise ValueError(f"multimax: expected the baseline to be a method of the sweep, {known}, got {baseline!r}")
     paper = _paper(sweep, chosen[0])
     paper = paper if paper and _of_paper(sweep, paper) else None
-    head = ["method", *(f"{METRICS[name].title} {ARROWS[METRICS[name].better]}" for name in chosen), "seeds"]
+    head = ["method", *(f"{_metric(name).title} {ARROWS[_metric(name).better]}" for name in chosen), "seeds"]
     found = [[*head, f"difference to {baseline} (95%)", *(["paper"] if paper else [])]]
+    searched = "by" in sweep.about
+    if searched:
+        found[0].append("learned, by layer")
     for label in sweep.labels:
         runs = sweep.of(label)
         diverged = sum(not run.finished for run in runs)
         row = [label, *(_cell(runs, name) for name in chosen)]
         row.append(f"{diverged} of {len(runs)} diverged" if diverged else str(len(runs)))
         row.append("" if label == baseline else _difference_cell(runs, sweep.of(baseline), chosen[0]))
-        found.append(row + ([str(paper["values"].get(label, "-"))] if paper else []))
+        row += [str(paper["values"].get(label, "-"))] if paper else []
+        found.append(row + ([_learned_cell(runs)] if searched else []))
     return found
+
+
+def _learned_cell(runs: Sequence[Run]) -> str:
+    """What a method has learned in short: each slope or temperature by layer, a mean over seeds and heads."""
+    layers: dict[str, dict[tuple[int, int, str], list[float]]] = {}
+    for run in runs:
+        for layer, parameters in (run.result.get("parameters") or {}).items():
+            for column, value in _by_column(parameters).items():
+                layers.setdefault(layer, {}).setdefault(column, []).append(value)
+    columns = sorted({column for found in layers.values() for column in found if column[0] != KNOTS})
+    texts = []
+    for column in columns:
+        values = (layers[layer].get(column) for layer in layer_names(layers))
+        texts.append(f"{column[2]} " + " ".join(_number(statistics.fmean(v), 2) for v in values if v))
+    return "; ".join(texts)
 
 
 def _flat(value: Any) -> list[float]:

@@ -142,7 +142,8 @@ class RunTrainer(Trainer):
         return found
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        if self.state.global_step >= self.state.max_steps:  # resumed behind its end, where it would do a step more
+        over = self.state.global_step >= self.state.max_steps
+        if over or self.control.should_training_stop:  # resumed behind its end, where it would do a step more
             self.control.should_training_stop = True
             return
         super()._run_epoch(*args, **kwargs)
@@ -226,6 +227,36 @@ class Order(TrainerCallback):
     def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """The epoch that begins, or is resumed."""
         self.sampler.set_epoch(math.floor(state.epoch or 0))
+
+
+class Patience(TrainerCallback):
+    """Stops where the validation loss has stopped falling. It looks at the log, which checkpoints have: a run that goes
+    on stops where it would have stopped.
+
+    Args:
+        evaluations: how many without a better loss end the training.
+    """
+
+    def __init__(self, evaluations: int) -> None:
+        self.evaluations = evaluations
+
+    def _look(self, state: TrainerState, control: TrainerControl) -> None:
+        losses = [entry["eval_loss"] for entry in state.log_history if "eval_loss" in entry]
+        if losses and len(losses) - 1 - losses.index(min(losses)) >= self.evaluations:
+            control.should_training_stop = True
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """It may have been stopped before it was interrupted."""
+        self._look(state, control)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """The last step may be the best, and would not be looked at between two evaluations."""
+        if state.global_step >= state.max_steps:
+            control.should_evaluate = True
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Whether to go on."""
+        self._look(state, control)
 
 
 class Clock(TrainerCallback):

@@ -908,9 +908,7 @@ def trained_alpha(alpha: float, low: float, high: float) -> None:
 def initial_pair(init: tuple[Tensor, Tensor], size: tuple[int, ...], monotone: bool) -> None:
     """Initial coefs and knots of a module."""
     if not isinstance(init, (tuple, list)) or len(init) != 2:
-        raise TypeError(
-            f"multimax: expected init to be 'paper', 'identity' or a pair of tensors (coefs, knots), got {init!r}"
-        )
+        raise TypeError(f"multimax: expected init to be a name or a pair of tensors (coefs, knots), got {init!r}")
     coefs, knots = init
     pair(coefs, knots)
     if tuple(coefs.shape) != size:
@@ -920,6 +918,19 @@ def initial_pair(init: tuple[Tensor, Tensor], size: tuple[int, ...], monotone: b
             "multimax: expected init to be 'paper' or 'identity' with monotone=True, got tensors; "
             "the stored tensors are not the ones in use then"
         )
+
+
+def learned_init(name: str, order: int, monotone: bool, depth: object) -> None:
+    """An init by the name of a model whose learned parameters the paper prints: of order 2, and not monotone."""
+    if order > 2:
+        raise ValueError(f"multimax: expected an order of at most 2 with init={name!r}, got {order}")
+    if monotone:
+        raise ValueError(
+            f"multimax: expected init to be 'paper' or 'identity' with monotone=True, got {name!r}, whose layers are "
+            "not monotone"
+        )
+    if isinstance(depth, bool) or not isinstance(depth, (int, float)) or not 0 <= depth <= 1:
+        raise ValueError(f"multimax: expected depth from 0, the first layer, to 1, the last, got {depth!r}")
 
 
 def omega(value: object, like: Tensor, weights: tuple[int, ...]) -> None:

@@ -6,11 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from multimax.ops import checks
-from multimax.ops.parameters import to_paper
+from multimax.ops.parameters import from_paper, to_paper
+from multimax.ops.presets import presets
 from multimax.reweighting.registry import Reweighter
 
 TERMS = ("both", "lower", "upper")
-INITS = ("paper", "identity")
+INITS = ("paper", "identity", *presets)
 SYMBOLS = ("t_b", "t_d", "b", "d")  # as to_paper gives them
 
 
@@ -30,10 +31,13 @@ class MultiMax(Reweighter):
         heads: H for one set of parameters per head, for scores of shape (..., H, queries, keys); None for one set.
         dim: the dim along which the weights sum to 1.
         init: "paper" (both from a normal distribution of standard deviation 0.02, truncated), "identity" (zero coefs,
-            which gives softmax, and knots spread over [-1, 1], which lets training begin), or a pair of tensors
+            which gives softmax, and knots spread over [-1, 1], which lets training begin), the name of a model in
+            ``multimax.presets`` (what its layer at the same depth has learned; order 1 or 2), or a pair of tensors
             (coefs, knots), such as :func:`from_paper` gives.
         monotone: keep sigma non-decreasing, by construction: see :meth:`parameters_in_use`. The paper leaves the
             parameters unconstrained.
+        depth: where in its model the layer stands, from 0, the first, to 1, the last, for an init out of
+            ``multimax.presets``. :func:`convert_` fills it in.
 
     Shape:
         input (any shape), output of the same shape and dtype.
@@ -60,6 +64,7 @@ class MultiMax(Reweighter):
         dim: int = -1,
         init: str | tuple[Tensor, Tensor] = "paper",
         monotone: bool = False,
+        depth: float = 1.0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -70,10 +75,12 @@ class MultiMax(Reweighter):
         checks.choice("terms", terms, TERMS)
         checks.flag("monotone", monotone)
         self.order, self.terms, self.heads = order, terms, heads
-        self.init, self.monotone = init, monotone
+        self.init, self.monotone, self.depth = init, monotone, depth
         shape = (order, 2) if heads is None else (heads, order, 2)
         if isinstance(init, str):
             checks.choice("init", init, INITS)
+            if init in presets:
+                checks.learned_init(init, order, monotone, depth)
         else:
             checks.initial_pair(init, shape, monotone)
         self.coefs = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
@@ -86,6 +93,12 @@ class MultiMax(Reweighter):
         if not isinstance(self.init, str):
             self.coefs.copy_(self.init[0])
             self.knots.copy_(self.init[1])
+        elif self.init in presets:
+            layers = presets[self.init]
+            learned = layers[round(self.depth * (len(layers) - 1))]
+            coefs, knots = from_paper(*(torch.tensor(values, dtype=torch.float64) for values in learned))
+            self.coefs.copy_(coefs[: self.order])
+            self.knots.copy_(knots[: self.order])
         elif self.init == "paper":
             nn.init.trunc_normal_(self.coefs, std=0.02)
             nn.init.trunc_normal_(self.knots, std=0.02)

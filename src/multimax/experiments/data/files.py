@@ -10,6 +10,7 @@ from typing import Any
 
 PACKED = (".gz", ".xz")
 VALID = ("valid", "validation", "val", "dev")  # what people call it
+VALIDATION = " (validation part)"  # behind the name of data whose test part was not read
 HUB = "hub:"
 
 

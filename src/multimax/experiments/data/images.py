@@ -9,7 +9,7 @@ import random
 import re
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ from multimax.experiments.data import files
 # of torchvision's ImageFolder, so that a tree has the same images here
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 DIGITS_SEED = 0
+HELD_OUT = 10  # one image of so many, of each class, is to validate on where the test part is not read
 GREY = ("1", "L")  # modes of PIL
 UNDERSTOOD = (
     "IDX files (train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte, t10k-labels-idx1-ubyte), "
@@ -41,6 +42,9 @@ class ImageSet(Protocol):
 
     def image(self, index: int) -> Tensor:
         """One image, uint8 of shape (C, H, W)."""
+
+    def part(self, chosen: Tensor) -> "ImageSet":
+        """Those with these numbers."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,10 @@ class ArrayImages:
         """One image, uint8 of shape (C, H, W), not copied."""
         return self.images[index]
 
+    def part(self, chosen: Tensor) -> "ArrayImages":
+        """Those with these numbers."""
+        return ArrayImages(self.images[chosen], self.labels[chosen])
+
 
 @dataclass(frozen=True, eq=False)
 class FileImages:
@@ -103,6 +111,10 @@ class FileImages:
                 f"multimax: expected an image in {path}, got {type(error).__name__}: {error}; get it again or remove it"
             ) from error
 
+    def part(self, chosen: Tensor) -> "FileImages":
+        """Those with these numbers."""
+        return FileImages(tuple(self.paths[i] for i in chosen.tolist()), self.labels[chosen])
+
 
 @dataclass(frozen=True, eq=False)
 class HubImages:
@@ -127,6 +139,25 @@ class HubImages:
                 f"row {index}; convert all to one mode"
             )
         return _pixels(image.convert(self.mode))
+
+    def part(self, chosen: Tensor) -> "HubImages":
+        """Those with these numbers."""
+        return replace(self, dataset=self.dataset.select(chosen.tolist()), labels=self.labels[chosen])
+
+
+def _parted(train: ImageSet, test: ImageSet | None, classes: tuple[str, ...], channels: int, name: str) -> ImageData:
+    """The parts; some of the training images are to validate on if the test part was not read."""
+    if test is not None:
+        return ImageData(train, test, classes, channels, name)
+    held_out = torch.zeros(len(train), dtype=torch.bool)
+    for label in range(len(classes)):
+        held_out[(train.labels == label).nonzero().flatten()[::HELD_OUT]] = True
+    kept, validation = ((~held_out).nonzero().flatten(), held_out.nonzero().flatten())
+    if not len(kept):
+        raise ValueError(
+            f"multimax: expected several images of a class in {name}, to train and to validate on, got one"
+        )
+    return ImageData(train.part(kept), train.part(validation), classes, channels, f"{name}{files.VALIDATION}")
 
 
 def _pixels(image: Any) -> Tensor:
@@ -162,7 +193,7 @@ def _numbered(classes: int) -> tuple[str, ...]:
     return tuple(map(str, range(classes)))
 
 
-def _digits() -> ImageData:
+def _digits(with_test: bool) -> ImageData:
     datasets = files.optional("sklearn.datasets", "pip install scikit-learn")
     found = datasets.load_digits()
     images = (torch.tensor(found.images) * (255 / 16)).round().to(torch.uint8)[:, None]  # from 0..16
@@ -174,7 +205,7 @@ def _digits() -> ImageData:
     part = torch.zeros(len(labels), dtype=torch.bool)
     part[order[::4]] = True
     train, test = (ArrayImages(images[chosen], labels[chosen]) for chosen in (~part, part))
-    return ImageData(train, test, _numbered(10), 1, "digits")
+    return _parted(train, test if with_test else None, _numbered(10), 1, "digits")
 
 
 def _idx_names(part: str, kind: str) -> tuple[str, str]:
@@ -201,10 +232,10 @@ def _idx(path: Path, dims: int) -> Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8, offset=start).reshape(sizes)
 
 
-def _idx_folder(folder: Path) -> ImageData:
+def _idx_folder(folder: Path, with_test: bool) -> ImageData:
     sets: list[ArrayImages] = []
     classes = 0
-    for image_names, label_names in IDX:
+    for image_names, label_names in IDX if with_test else IDX[:1]:
         images_path, labels_path = files.require(folder, *image_names), files.require(folder, *label_names)
         images, labels = _idx(images_path, 3), _idx(labels_path, 1).long()
         if len(images) != len(labels):
@@ -220,8 +251,7 @@ def _idx_folder(folder: Path) -> ImageData:
                 f"got {tuple(images.shape[1:])}"
             )
         sets.append(ArrayImages(images[:, None], labels))
-    train, test = sets
-    return ImageData(train, test, _numbered(classes), 1, folder.name)
+    return _parted(sets[0], sets[1] if with_test else None, _numbered(classes), 1, folder.name)
 
 
 def _cifar(path: Path, label_bytes: int, classes: int) -> ArrayImages:
@@ -239,18 +269,20 @@ def _cifar(path: Path, label_bytes: int, classes: int) -> ArrayImages:
     return ArrayImages(records[:, label_bytes:].reshape(-1, 3, 32, 32).contiguous(), labels)
 
 
-def _cifar_folder(folder: Path, train: Sequence[str], test: str, label_bytes: int, names: str) -> ImageData:
+def _cifar_folder(folder: Path, train: Sequence[str], test: str | None, label_bytes: int, names: str) -> ImageData:
     count = 100 if label_bytes == 2 else 10
-    paths = [files.require(folder, name) for name in (*train, test)]  # all, before the first is read
+    # all, before the first is read
+    paths = [files.require(folder, name) for name in (*train, *([] if test is None else [test]))]
     names_path = files.find(folder, names)
     classes = _numbered(count)
     if names_path is not None:
         classes = tuple(line.strip() for line in files.read_text(names_path).split("\n") if line.strip())
         if len(classes) != count:
             raise ValueError(f"multimax: expected {count} names of classes in {names_path}, got {len(classes)}")
-    *parts, tested = (_cifar(path, label_bytes, count) for path in paths)
-    trained = ArrayImages(torch.cat([part.images for part in parts]), torch.cat([part.labels for part in parts]))
-    return ImageData(trained, tested, classes, 3, folder.name)
+    found = [_cifar(path, label_bytes, count) for path in paths]
+    tested = None if test is None else found.pop()
+    trained = ArrayImages(torch.cat([part.images for part in found]), torch.cat([part.labels for part in found]))
+    return _parted(trained, tested, classes, 3, folder.name)
 
 
 def _batches(folder: Path) -> list[str]:
@@ -292,10 +324,12 @@ def _tree(folder: Path, classes: Sequence[str]) -> FileImages:
     return FileImages(tuple(paths), torch.tensor(labels, dtype=torch.int64))
 
 
-def _tree_folder(folder: Path) -> ImageData:
+def _tree_folder(folder: Path, with_test: bool) -> ImageData:
     classes = tuple(subfolder.name for subfolder in _subfolders(folder / "train"))
     if not classes:
         raise ValueError(f"multimax: expected one folder per class in {folder / 'train'}, got none")
+    if not with_test:
+        return _parted(_tree(folder / "train", classes), None, classes, 3, folder.name)
     tests = [folder / name for name in ("test", *files.VALID)]
     test = next((candidate for candidate in tests if _subfolders(candidate)), None)
     if test is None:
@@ -341,30 +375,30 @@ def _hub_set(dataset: Any, image: str, label: str, classes: Sequence[str], mode:
     return HubImages(dataset, image, torch.tensor(labels, dtype=torch.int64), mode, where)
 
 
-def _hub_images(source: str) -> ImageData:
+def _hub_images(source: str, with_test: bool) -> ImageData:
     found = files.hub(source)
-    train, test = found.split("train"), found.split("test", *files.VALID)
+    train = found.split("train")
     image = found.column(train, "image", "img")
     label = found.column(train, "label", "labels", "fine_label")
     in_train, in_test = f"the training split of {source}", f"the test split of {source}"
-    hidden = all(number == -1 for number in _hub_labels(test, found.column(test, label), in_test))
-    if hidden and any(name in found.splits for name in files.VALID):  # contests keep the labels of the test set back
-        test, in_test = found.split(*files.VALID), f"the validation split of {source}"
-    found.column(test, image)
+    if with_test:
+        test = found.split("test", *files.VALID)
+        hidden = all(number == -1 for number in _hub_labels(test, found.column(test, label), in_test))
+        if hidden and any(
+            name in found.splits for name in files.VALID
+        ):  # contests keep the labels of the test set back
+            test, in_test = found.split(*files.VALID), f"the validation split of {source}"
+        found.column(test, image)
     classes = _hub_classes(train.features[label], _hub_labels(train, label, in_train), in_train)
     # one grey image may be among many in colour, so that the first alone does not tell
     first = [_decoded(train, image, i, in_train) for i in range(min(len(train), 16))]
     mode = "L" if all(image.mode in GREY for image in first) else "RGB"
-    return ImageData(
-        _hub_set(train, image, label, classes, mode, in_train),
-        _hub_set(test, image, label, classes, mode, in_test),
-        classes,
-        1 if mode == "L" else 3,
-        found.name,
-    )
+    tested = _hub_set(test, image, label, classes, mode, in_test) if with_test else None
+    trained = _hub_set(train, image, label, classes, mode, in_train)
+    return _parted(trained, tested, classes, 1 if mode == "L" else 3, found.name)
 
 
-def load_images(source: str | Path) -> ImageData:
+def load_images(source: str | Path, *, with_test: bool = True) -> ImageData:
     """Loads images with labels.
 
     Args:
@@ -382,6 +416,8 @@ def load_images(source: str | Path) -> ImageData:
               validation split if there is none or all its labels are -1.
 
             IDX and CIFAR files may be packed, as .gz or .xz. A ``Path`` is always a folder, also when named digits.
+        with_test: whether to read the test part. If not, a tenth of the training images of each class, always the
+            same, stands in its place, and is not trained on.
 
     Returns:
         The images. Those of trees and of the hub are decoded when they are asked for.
@@ -397,19 +433,19 @@ def load_images(source: str | Path) -> ImageData:
         (1347, 450, torch.Size([1, 8, 8]))
     """
     if source == "digits":
-        return _digits()
+        return _digits(with_test)
     if files.is_hub(source):
-        return _hub_images(str(source))
+        return _hub_images(str(source), with_test)
     folder = files.folder(source, "'digits', hub:owner/name or a folder of images")
     if any(files.find(folder, *names) for part in IDX for names in part):
-        return _idx_folder(folder)
+        return _idx_folder(folder, with_test)
     batches = _batches(folder)
     if files.find(folder, *batches, "test_batch.bin"):
-        return _cifar_folder(folder, batches, "test_batch.bin", 1, "batches.meta.txt")
+        return _cifar_folder(folder, batches, "test_batch.bin" if with_test else None, 1, "batches.meta.txt")
     if files.find(folder, "train.bin", "test.bin"):
-        return _cifar_folder(folder, ["train.bin"], "test.bin", 2, "fine_label_names.txt")
+        return _cifar_folder(folder, ["train.bin"], "test.bin" if with_test else None, 2, "fine_label_names.txt")
     if (folder / "train").is_dir():
-        return _tree_folder(folder)
+        return _tree_folder(folder, with_test)
     if files.find(folder, "data_batch_1") or all(files.find(folder, name) for name in ("train", "test", "meta")):
         raise ValueError(
             f"multimax: expected CIFAR's binary files in {folder}, got its Python version, which is made of pickles, "

@@ -75,7 +75,7 @@ def _named(name: str, test: str) -> str:
     return name if test == "test" else f"{name} ({test})"
 
 
-def _folder(folder: Path, languages: tuple[str, str], test: str | None) -> ParallelData:
+def _folder(folder: Path, languages: tuple[str, str], test: str | None, with_test: bool) -> ParallelData:
     end, other = f".{languages[0]}", f".{languages[1]}"
 
     def sides(*names: str) -> tuple[Path, Path]:
@@ -84,10 +84,13 @@ def _folder(folder: Path, languages: tuple[str, str], test: str | None) -> Paral
 
     found = sorted({files.unpacked(path) for path in folder.iterdir() if path.is_file()})
     train = sides("train")  # before the choice: a folder of something else has no test sets to choose from
+    if not with_test:
+        valid = _pairs(*sides(*files.VALID))
+        return ParallelData(_pairs(*train, training=True), valid, valid, languages, f"{folder.name}{files.VALIDATION}")
     chosen = _choose([name.removesuffix(end) for name in found if name.endswith(end)], test, str(folder))
-    valid, tested = sides(*files.VALID), sides(chosen)
+    validated, tested = sides(*files.VALID), sides(chosen)
     return ParallelData(
-        _pairs(*train, training=True), _pairs(*valid), _pairs(*tested), languages, _named(folder.name, chosen)
+        _pairs(*train, training=True), _pairs(*validated), _pairs(*tested), languages, _named(folder.name, chosen)
     )
 
 
@@ -117,20 +120,20 @@ def _hub_pairs(split: Any, languages: tuple[str, str], where: str, *, training: 
     return _filled(pairs, where, training=training)
 
 
-def _hub(source: str, languages: tuple[str, str], test: str | None) -> ParallelData:
+def _hub(source: str, languages: tuple[str, str], test: str | None, with_test: bool) -> ParallelData:
     found = files.hub(source)
+    train = _hub_pairs(found.split("train"), languages, f"the split train of {source}", training=True)
+    valid = _hub_pairs(found.split(*files.VALID), languages, f"the validation split of {source}")
+    if not with_test:
+        return ParallelData(train, valid, valid, languages, f"{found.name}{files.VALIDATION}")
     chosen = _choose(sorted(found.splits), test, source)
-    train, valid, tested = found.split("train"), found.split(*files.VALID), found.split(chosen)
-    return ParallelData(
-        _hub_pairs(train, languages, f"the split train of {source}", training=True),
-        _hub_pairs(valid, languages, f"the validation split of {source}"),
-        _hub_pairs(tested, languages, f"the split {chosen} of {source}"),
-        languages,
-        _named(found.name, chosen),
-    )
+    tested = _hub_pairs(found.split(chosen), languages, f"the split {chosen} of {source}")
+    return ParallelData(train, valid, tested, languages, _named(found.name, chosen))
 
 
-def load_parallel(source: str | Path, languages: tuple[str, str], *, test: str | None = None) -> ParallelData:
+def load_parallel(
+    source: str | Path, languages: tuple[str, str], *, test: str | None = None, with_test: bool = True
+) -> ParallelData:
     """Loads sentences with their translations.
 
     A line, or a row, is a sentence; spaces around it are removed. Pairs that lack a sentence on either side are left
@@ -146,6 +149,7 @@ def load_parallel(source: str | Path, languages: tuple[str, str], *, test: str |
         languages: from which to which, as the files or columns call them.
         test: the test set where there are several, such as ``"test_2016_flickr"`` for test_2016_flickr.de. Needed only
             if none of them is called test.
+        with_test: whether to read the test set. If not, the pairs to validate on stand in its place.
 
     Returns:
         The pairs.
@@ -164,6 +168,6 @@ def load_parallel(source: str | Path, languages: tuple[str, str], *, test: str |
     if len(pair) != 2 or not all(isinstance(language, str) and language for language in pair) or pair[0] == pair[1]:
         raise ValueError(f"multimax: expected languages to be two names such as ('de', 'en'), got {languages!r}")
     if files.is_hub(source):
-        return _hub(str(source), (pair[0], pair[1]), test)
+        return _hub(str(source), (pair[0], pair[1]), test, with_test)
     folder = files.folder(source, "hub:owner/name or a folder of parallel text")
-    return _folder(folder, (pair[0], pair[1]), test)
+    return _folder(folder, (pair[0], pair[1]), test, with_test)

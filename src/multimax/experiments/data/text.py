@@ -61,7 +61,18 @@ def _python() -> TextData:
     return _cut(text, "Python's own help", f"python-{'.'.join(map(str, sys.version_info[:3]))}")
 
 
-def _hub_text(source: str) -> TextData:
+def _parted(name: str, train: str, valid: str, test: str | None = None) -> TextData:
+    """The parts; that to validate on stands in for a test part which is not to be read."""
+    if test is None:
+        return TextData(train, valid, valid, f"{name}{files.VALIDATION}")
+    return TextData(train, valid, test, name)
+
+
+def _chosen(data: TextData, with_test: bool) -> TextData:
+    return data if with_test else _parted(data.name, data.train, data.valid)
+
+
+def _hub_text(source: str, with_test: bool) -> TextData:
     found = files.hub(source)
 
     def joined(split: Any) -> str:
@@ -78,11 +89,11 @@ def _hub_text(source: str) -> TextData:
             raise ValueError(f"multimax: expected text in the column {column} of every split of {source}, got none")
         return text
 
-    train, valid, test = found.split("train"), found.split(*files.VALID), found.split("test")
-    return TextData(joined(train), joined(valid), joined(test), found.name)
+    splits = [found.split("train"), found.split(*files.VALID), *([found.split("test")] if with_test else [])]
+    return _parted(found.name, *map(joined, splits))
 
 
-def load_text(source: str | Path) -> TextData:
+def load_text(source: str | Path, *, with_test: bool = True) -> TextData:
     """Loads plain text of UTF-8.
 
     Args:
@@ -98,6 +109,8 @@ def load_text(source: str | Path) -> TextData:
               column text or sentence, one row per line.
 
             Files may be packed, as .gz or .xz. A ``Path`` is always a file or folder, also when named python.
+        with_test: whether to read the test part. If not, the validation part stands in its place, and a file test.txt
+            is not opened.
 
     Returns:
         The text. Ends of lines are as on Linux; nothing else is changed.
@@ -113,17 +126,16 @@ def load_text(source: str | Path) -> TextData:
         True
     """
     if source == "python":
-        return _python()
+        return _chosen(_python(), with_test)
     if files.is_hub(source):
-        return _hub_text(str(source))
+        return _hub_text(str(source), with_test)
     path = files.place(source, "'python', hub:owner/name, a file or a folder of text")
     if path.is_file():
-        return _cut(files.read_text(path), str(path), Path(files.unpacked(path)).stem)
+        return _chosen(_cut(files.read_text(path), str(path), Path(files.unpacked(path)).stem), with_test)
     for layout in LAYOUTS:
         if any(files.find(path, *names) for names in layout):
-            train, valid, test = (files.require(path, *names) for names in layout)
-            parts = TextData(files.read_text(train), files.read_text(valid), files.read_text(test), path.name)
-            return _checked(parts, str(path))
+            train, valid, *test = (files.require(path, *names) for names in (layout if with_test else layout[:2]))
+            return _checked(_parted(path.name, *map(files.read_text, (train, valid, *test))), str(path))
     raise FileNotFoundError(
         "multimax: expected train.txt, valid.txt and test.txt, or wiki.train.tokens, wiki.valid.tokens and "
         f"wiki.test.tokens, each also .gz or .xz, in {path}, which {files.holds(path)}; a single file is named itself"

@@ -9,7 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler, default_collate
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from multimax import reweighting
 from multimax.experiments import models, tokenizers
@@ -94,6 +101,7 @@ class Tokens(NamedTuple):
     train: Blocks
     valid: Windows
     test: Windows
+    longer: dict[str, Windows]  # the test part again, by the length of its windows
     fingerprint: Fingerprint
 
 
@@ -104,11 +112,11 @@ def _stride(settings: Settings) -> int:
 class Language(Task):
     """Perplexity on text."""
 
-    classes = (GPT2LMHeadModel,)
+    classes = (GPT2LMHeadModel, GPTNeoXForCausalLM)
 
     def __init__(self, settings: Settings, data: Tokens) -> None:
         super().__init__(settings, data)
-        self.data_name, self.tokenizer, self.train, self.evaluation, self.test, _ = data
+        self.data_name, self.tokenizer, self.train, self.evaluation, self.test, self.others, _ = data
         self.collate = default_collate
 
     @staticmethod
@@ -117,22 +125,27 @@ class Language(Task):
         most, stride = settings.length - 1, _stride(settings)
         if not 1 <= stride <= most:
             raise ValueError(f"multimax: expected a stride from 1 to {most}, below the length, got {stride}")
+        if settings.longer and settings.positions != "rotary":
+            raise ValueError("multimax: expected rotary positions for longer, got learned ones, which end at length")
 
     @classmethod
     def check_start(cls, settings: Settings) -> Any:
         """It has as many positions as a sequence has tokens."""
         config = super().check_start(settings)
-        if settings.length > config.n_positions:
+        positions = "learned" if isinstance(config, GPT2Config) else "rotary"
+        models.check_same(settings, {"positions": (positions, settings.positions)})
+        most = config.max_position_embeddings
+        if settings.length > most:
             raise ValueError(
-                f"multimax: expected length of at most {config.n_positions}, the positions of the model in "
-                f"{settings.start!r}, got {settings.length}"
+                f"multimax: expected length of at most {most}, the positions of the model in {settings.start!r}, got "
+                f"{settings.length}"
             )
         return config
 
     @staticmethod
     def load(settings: Settings) -> Tokens:
         """Reads the text, and trains the tokenizer on it, unless the model to start from has one."""
-        text, length = load_text(settings.data), settings.length
+        text, length = load_text(settings.data, with_test=settings.test), settings.length
         if settings.start:
             tokenizer = PreTrainedTokenizerFast.from_pretrained(settings.start)
         else:
@@ -149,16 +162,22 @@ class Language(Task):
                 )
             parts[name] = part, ids
             windows[name] = Windows(ids, length, _stride(settings), count_words(part))
-        return Tokens(text.name, tokenizer, train, **windows, fingerprint=fingerprint.of_text(parts))
+        words, longer = count_words(text.test), {}
+        while (length := 2 * length) <= min(settings.longer, len(ids)):
+            longer[str(length)] = Windows(ids, length, length - 1, words)
+        return Tokens(text.name, tokenizer, train, **windows, longer=longer, fingerprint=fingerprint.of_text(parts))
 
     def model(self) -> PreTrainedModel:
         """A GPT-style decoder."""
         if self.settings.start:
             return models.trained(self.settings, self.classes, {})
-        ends = {"bos_token_id": None, "eos_token_id": None}
-        from_data = {"vocab_size": len(self.tokenizer), "n_positions": self.settings.length, **ends}
-        configuration = models.configured(GPT2Config, self.settings.model, {**from_data, "loss_type": "ForCausalLM"})
-        return GPT2LMHeadModel(configuration)
+        from_data: dict[str, Any] = {"vocab_size": len(self.tokenizer), "bos_token_id": None, "eos_token_id": None}
+        if self.settings.positions == "learned":
+            from_data |= {"n_positions": self.settings.length, "loss_type": "ForCausalLM"}
+            return GPT2LMHeadModel(models.configured(GPT2Config, self.settings.model, from_data))
+        # one more than needed: transformers takes adapted rotary embeddings back below this length only
+        from_data |= {"max_position_embeddings": self.settings.length + 1}
+        return GPTNeoXForCausalLM(models.configured(GPTNeoXConfig, self.settings.model, from_data))
 
     def sampler(self, batch: int) -> Sampler[int]:
         """Permutations."""

@@ -95,7 +95,7 @@ SPECS = (
         place="multimax.experiments.tasks.vision:Vision",
         preset="cpu-digits",
         metrics={"accuracy": Metric("accuracy, %", 100, 2, "higher")},
-        data=("data",),
+        data=("data", "test"),
         needs="a folder of images, hub:owner/name, or digits, for which there is nothing to download",
         included="digits",
         sizes={
@@ -118,10 +118,10 @@ SPECS = (
             "perplexity": Metric("perplexity", 1, 2, "lower"),
             "token_perplexity": Metric("perplexity per token", 1, 2, "lower"),
         },
-        data=("data", "tokenizer", "vocabulary", "length", "stride", "start"),
+        data=("data", "test", "tokenizer", "vocabulary", "length", "stride", "longer", "start"),
         needs="a file or folder of text, hub:owner/name, or python, for which there is nothing to download",
         included="python",
-        only=("tokenizer", "vocabulary", "length", "stride"),
+        only=("tokenizer", "vocabulary", "length", "stride", "longer", "positions"),
         sizes={"mini": _gpt(128, 4, 4), "small": _gpt(256, 6, 8), "paper": _gpt(512, 6, 8)},
     ),
     TaskSpec(
@@ -134,9 +134,9 @@ SPECS = (
             "chrf": Metric("chrF", 1, 2, "higher"),
             "token_perplexity": Metric("perplexity per token", 1, 2, "lower"),
         },
-        data=("data", "test_set", "languages", "vocabulary", "length", "start"),
+        data=("data", "test", "test_set", "languages", "vocabulary", "length", "start"),
         needs="a folder of parallel text such as train.de and train.en, or hub:owner/name",
-        only=("test_set", "languages", "beams", "vocabulary", "length"),
+        only=("test_set", "languages", "beams", "vocabulary", "length", "attention_in"),
         at_end=("bleu", "chrf"),
         sizes={
             "mini": _marian(128, 3, 4, 256),

@@ -67,6 +67,7 @@ class Task(ABC):
         collate: makes a batch of examples.
         data_name: what the data is called.
         fingerprint: of the data: sizes and checksums, by part.
+        others: further examples for the last evaluation, by name: its metrics are there again as ``metric@name``.
         evaluated: the examples that :meth:`metrics` gets the results of.
     """
 
@@ -81,6 +82,7 @@ class Task(ABC):
     def __init__(self, settings: Settings, data: Any) -> None:
         self.settings, self.spec = settings, tasks.get(settings.task)
         self.fingerprint: Fingerprint = data.fingerprint
+        self.others: Mapping[str, Dataset[Any]] = {}
 
     @staticmethod  # noqa: B027, there may be nothing
     def check(settings: Settings) -> None:

@@ -55,8 +55,12 @@ class Vision(Task):
     def check(settings: Settings) -> None:
         """Its augmentation must be known."""
         _augmentation(settings)
-        if settings.trainer.get("load_best_model_at_end"):
-            raise ValueError("multimax: expected no load_best_model_at_end: evaluation is on the test set, got it set")
+        for name, chosen in (
+            ("load_best_model_at_end", settings.trainer.get("load_best_model_at_end")),
+            ("patience", settings.patience),
+        ):
+            if settings.test and chosen:
+                raise ValueError(f"multimax: expected no {name}: evaluation is on the test set, got it set")
 
     @classmethod
     def check_start(cls, settings: Settings) -> Any:
@@ -72,7 +76,7 @@ class Vision(Task):
     @staticmethod
     def load(settings: Settings) -> Images:
         """Finds the images, and looks at some."""
-        data = load_images(settings.data)
+        data = load_images(settings.data, with_test=settings.test)
         return Images(data, *mean_and_std(data.train), fingerprint.of_images(data))
 
     def model(self) -> PreTrainedModel:
