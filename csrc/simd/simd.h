@@ -6,6 +6,7 @@
 // they lack, or do slowly, is written here.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #if defined(__AVX__)
@@ -86,7 +87,8 @@ struct VectorType {
     return n;
   }
   // of bytes that are 0 or 1; the first n lanes only, the others are false
-  static Mask truth(const unsigned char* p, int n = width) {
+  static Mask truth(const unsigned char* p) { return truth(p, width); }
+  static Mask truth(const unsigned char* p, int n) {
     Mask m{};
     for (int i = 0; i < n; ++i) m[i] = -static_cast<Integer>(p[i]);
     return m;
