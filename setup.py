@@ -59,6 +59,7 @@ FLAGS = ["-Icsrc", "-std=c++20", "-fvisibility=hidden", "-Wall", "-Wextra", "-ff
 FLAGS += ["-fno-math-errno", "-fno-trapping-math"]  # nobody reads errno or the exception flags; NaN and inf stay
 FLAGS += ["-Wno-maybe-uninitialized", "-Wno-uninitialized"]  # false alarms inside GCC 12's own AVX-512 header
 FLAGS += ["-Wno-unknown-warning-option"]  # Clang knows but one of the two
+FLAGS += ["-Wno-psabi"]  # nothing that has vectors for arguments is called from elsewhere
 LINK = ["-ltorch_cpu", "-ltorch"]
 if os.environ.get("MULTIMAX_SANITIZE"):
     SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"]

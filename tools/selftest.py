@@ -1,9 +1,8 @@
 """Builds the kernels with a self-test in C++, without torch, and runs it: any compiler, any machine.
 
-    python tools/selftest.py                                     # g++, all instruction sets of this machine's kind
+    python tools/selftest.py    # g++, and all instruction sets of this kind of machine
     python tools/selftest.py --compiler clang++
-    python tools/selftest.py --compiler aarch64-linux-gnu-g++ --machine aarch64 \\
-        --run "qemu-aarch64 -L /usr/aarch64-linux-gnu"
+    python tools/selftest.py --compiler aarch64-linux-gnu-g++ --machine aarch64 --run "qemu-aarch64 -L FOLDER"
 
 The kernels and flags are those of setup.py.
 """
@@ -49,28 +48,28 @@ def build(compiler: str, folder: Path, sets: tuple[str, ...] = (), flags: tuple[
         source, name, more = job
         target = folder / name / Path(source).with_suffix(".o").name
         target.parent.mkdir(parents=True, exist_ok=True)
-        command = [compiler, *setup["FLAGS"], *more, *flags, "-c", source, "-o", str(target)]
+        command = [*compiler.split(), *setup["FLAGS"], *more, *flags, "-c", source, "-o", str(target)]
         subprocess.run(command, cwd=ROOT, check=True)
         return str(target)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(compile_one, jobs))
     program = folder / "selftest.out"
-    subprocess.run([compiler, *flags, *objects, "-o", str(program)], cwd=ROOT, check=True)
+    subprocess.run([*compiler.split(), *flags, *objects, "-o", str(program)], cwd=ROOT, check=True)
     return program
 
 
 def main() -> int:
     """Builds and runs; what the self-test returns."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--compiler", default="g++")
+    parser.add_argument("--compiler", default="g++", help="with flags of its own, if it needs any")
     parser.add_argument("--machine", default=platform.machine(), help="what the compiler compiles for")
     parser.add_argument("--run", default="", help="what runs the program, such as an emulator")
     options = parser.parse_args()
     runner = options.run.split()
-    for program in [options.compiler, *runner[:1]]:
+    for program in [options.compiler.split()[0], *runner[:1]]:
         need(program)
-    folder = ROOT / "build" / "selftest" / options.compiler
+    folder = ROOT / "build" / "selftest" / options.compiler.replace(" ", "")
     # the sets that setup.py knows are those of the machine that runs it
     sets = () if options.machine == platform.machine() else ("baseline",)
     program = build(options.compiler, folder, sets)
