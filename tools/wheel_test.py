@@ -199,7 +199,9 @@ def table(results: dict[str, dict[str, str]], torches: list[str], pythons: list[
         for python in pythons:
             found = results.get(key(torch, python), {"result": "not tried"})
             note = "" if found.get("compile", "passed") == "passed" else f", {found['compile']}"
-            cells.append(f"{found['torch']}: passed{note}" if "torch" in found else found["result"])
+            cells.append(
+                f"{found['torch']}: passed{note}" if "torch" in found else found["result"].partition(", see")[0]
+            )
         lines.append(f"| {torch} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
