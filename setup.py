@@ -58,6 +58,8 @@ def kernel_jobs() -> list[tuple[str, str, list[str]]]:
 FLAGS = ["-Icsrc", "-std=c++20", "-fvisibility=hidden", "-Wall", "-Wextra", "-ffp-contract=fast"]
 FLAGS += ["-fno-math-errno", "-fno-trapping-math"]  # nobody reads errno or the exception flags; NaN and inf stay
 FLAGS += ["-Wno-maybe-uninitialized", "-Wno-uninitialized"]  # false alarms inside GCC 12's own AVX-512 header
+FLAGS += ["-Wno-unknown-warning-option"]  # Clang knows but one of the two
+FLAGS += ["-Wno-psabi"]  # nothing that has vectors for arguments is called from elsewhere
 LINK = ["-ltorch_cpu", "-ltorch"]
 if os.environ.get("MULTIMAX_SANITIZE"):
     SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"]
@@ -65,7 +67,7 @@ if os.environ.get("MULTIMAX_SANITIZE"):
     LINK += SANITIZE
 else:
     FLAGS += ["-O3", "-g0"]  # Python's own flags have -g, which takes a third longer
-    LINK += ["-Wl,-s"]
+    LINK += ["-Wl,-x" if sys.platform == "darwin" else "-Wl,-s"]  # without names that nobody asks for
 
 
 class BuildKernels(build_ext):
@@ -93,15 +95,25 @@ class BuildKernels(build_ext):
         )
 
 
-if include_paths is None:
-    print("multimax: torch is not importable here, so the wheel has no CPU kernels (--no-build-isolation builds them)")
-    setup()
-elif sys.platform != "linux":
-    print("multimax: CPU kernels are built on Linux only; this wheel uses the reference implementation")
-    setup()
-else:
-    setup(
-        ext_modules=[Extension("multimax.ops._kernels", CSRC, depends=CSRC, py_limited_api=True)],
-        cmdclass={"build_ext": BuildKernels},
-        options={"bdist_wheel": {"py_limited_api": "cp310"}},
-    )
+def main() -> None:
+    """Sets up, with the kernels where they can be built."""
+    if os.environ.get("MULTIMAX_PURE"):
+        setup()
+    elif include_paths is None:
+        print(
+            "multimax: torch is not importable here, so the wheel has no CPU kernels (--no-build-isolation builds them)"
+        )
+        setup()
+    elif sys.platform not in ("linux", "darwin"):
+        print("multimax: CPU kernels are built on Linux and macOS only; this wheel uses the reference implementation")
+        setup()
+    else:
+        setup(
+            ext_modules=[Extension("multimax.ops._kernels", CSRC, depends=CSRC, py_limited_api=True)],
+            cmdclass={"build_ext": BuildKernels},
+            options={"bdist_wheel": {"py_limited_api": "cp310"}},
+        )
+
+
+if __name__ == "__main__":  # tools/selftest.py builds the kernels, too
+    main()

@@ -37,9 +37,9 @@ struct Product {
   using T = typename S::T;
   using V = typename S::V;
 
-  // A block of C lives in registers: 24 (AVX-512) or 12 of them, the rest holds a row of B and an entry of A.
+  // A block of C lives in registers: 24 or 12 of them, the rest holds a row of B and an entry of A.
   static constexpr int block_rows = 6;
-  static constexpr int block_vectors = sizeof(V) == 64 ? 4 : 2;
+  static constexpr int block_vectors = vector_registers == 32 ? 4 : 2;
   static constexpr int64_t most = 64;  // entries summed in one go: sums of sums round less
 
   const T* a;

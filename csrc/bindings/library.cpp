@@ -22,8 +22,14 @@ using torch::headeronly::Half;
 
 // By instruction set, in rising order, and dtype; null where the build has not the kernels.
 enum Isa : int64_t { baseline_isa, avx2_isa, avx512_isa, avx512_bf16_isa, isas };
-const Kernels all_kernels[isas][4] = {MULTIMAX_KERNELS(baseline), MULTIMAX_KERNELS(avx2), MULTIMAX_KERNELS(avx512),
-                                      MULTIMAX_KERNELS(avx512_bf16)};
+const Kernels all_kernels[isas][4] = {
+    MULTIMAX_KERNELS(baseline),
+#if defined(__x86_64__)
+    MULTIMAX_KERNELS(avx2),
+    MULTIMAX_KERNELS(avx512),
+    MULTIMAX_KERNELS(avx512_bf16),
+#endif
+};
 
 const Kernels& kernels_of(int64_t isa, DType dtype) { return all_kernels[isa][static_cast<int>(dtype)]; }
 

@@ -172,7 +172,7 @@ struct Softmax : Row {
     const Chosen chosen = Chosen::of(stats);
     const C* y;
     if constexpr (has_y) {
-      y = saved;
+      y = reinterpret_cast<const C*>(saved);  // the same type; Clang looks at it where it is not
     } else {
       if (chosen.norm != chosen.norm) {
         if constexpr (with_temperature) *grad_temperature = chosen.norm;

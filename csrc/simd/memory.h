@@ -203,6 +203,50 @@ struct Memory<S, f16> : HalfMemory<S, f16> {
   }
 };
 
+#elif defined(__aarch64__)
+
+// Half types as four lanes of 16 bits; `Convert` has what depends on the type.
+template <class S, class Half, class Convert>
+struct NeonMemory {
+  using V = typename S::V;
+  static V load(const Half* p) { return Convert::wide(vld1_u16(&p->bits)); }
+  static void store(Half* p, V a) { vst1_u16(&p->bits, Convert::half(a)); }
+  MULTIMAX_INLINE static V load(const Half* p, int n) {
+    uint16x4_t bits = vdup_n_u16(0);
+    if (n > 0) bits = vld1_lane_u16(&p[0].bits, bits, 0);
+    if (n > 1) bits = vld1_lane_u16(&p[1].bits, bits, 1);
+    if (n > 2) bits = vld1_lane_u16(&p[2].bits, bits, 2);
+    if (n > 3) bits = vld1_lane_u16(&p[3].bits, bits, 3);
+    return Convert::wide(bits);
+  }
+  MULTIMAX_INLINE static void store(Half* p, V a, int n) {
+    const uint16x4_t bits = Convert::half(a);
+    if (n > 0) vst1_lane_u16(&p[0].bits, bits, 0);
+    if (n > 1) vst1_lane_u16(&p[1].bits, bits, 1);
+    if (n > 2) vst1_lane_u16(&p[2].bits, bits, 2);
+    if (n > 3) vst1_lane_u16(&p[3].bits, bits, 3);
+  }
+};
+
+struct ConvertBF16 {
+  static float32x4_t wide(uint16x4_t a) { return vreinterpretq_f32_u32(vshll_n_u16(a, 16)); }
+  static uint16x4_t half(float32x4_t a) {
+    uint32x4_t u = vreinterpretq_u32_f32(a);
+    uint32x4_t even = vandq_u32(vshrq_n_u32(u, 16), vdupq_n_u32(1));
+    uint16x4_t rounded = vaddhn_u32(u, vaddq_u32(even, vdupq_n_u32(0x7fff)));  // the upper halves of the sums
+    return vbsl_u16(vmovn_u32(vceqq_f32(a, a)), rounded, vdup_n_u16(0x7fc0));
+  }
+};
+struct ConvertF16 {
+  static float32x4_t wide(uint16x4_t a) { return vcvt_f32_f16(vreinterpret_f16_u16(a)); }
+  static uint16x4_t half(float32x4_t a) { return vreinterpret_u16_f16(vcvt_f16_f32(a)); }
+};
+
+template <class S>
+struct Memory<S, bf16> : NeonMemory<S, bf16, ConvertBF16> {};
+template <class S>
+struct Memory<S, f16> : NeonMemory<S, f16, ConvertF16> {};
+
 #else
 
 template <class S, class Half>

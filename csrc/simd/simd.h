@@ -6,12 +6,15 @@
 // they lack, or do slowly, is written here.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #if defined(__AVX__)
 #include <immintrin.h>
 #elif defined(__SSE2__)
 #include <emmintrin.h>  // read in a tenth of the time
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #ifndef MULTIMAX_ISA
@@ -28,6 +31,12 @@
 #endif
 
 namespace multimax::MULTIMAX_ISA {
+
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int vector_registers = 32;
+#else
+constexpr int vector_registers = 16;
+#endif
 
 // Vector types of the compiler, of whatever size the instruction set has registers for.
 template <class Float, class Integer, class Unsigned, int fraction_bits_, int bytes>
@@ -86,7 +95,8 @@ struct VectorType {
     return n;
   }
   // of bytes that are 0 or 1; the first n lanes only, the others are false
-  static Mask truth(const unsigned char* p, int n = width) {
+  static Mask truth(const unsigned char* p) { return truth(p, width); }
+  static Mask truth(const unsigned char* p, int n) {
     Mask m{};
     for (int i = 0; i < n; ++i) m[i] = -static_cast<Integer>(p[i]);
     return m;
@@ -257,7 +267,70 @@ struct Simd<double> : VectorType<double, int64_t, uint64_t, 52, 32> {
   static V select(Mask m, V a, V b) { return _mm256_blendv_pd(b, a, reinterpret_cast<V>(m)); }
 };
 
-#else  // 16 bytes: SSE2, NEON, or whatever the machine has
+#elif defined(__aarch64__)
+
+// `+ - * /`, comparisons and select are NEON's as they are. The first n lanes are read and written without a call: one
+// anywhere in a pass sends all of its parameters to the stack.
+
+template <>
+struct Simd<float> : VectorType<float, int32_t, uint32_t, 23, 16> {
+  using Base = VectorType<float, int32_t, uint32_t, 23, 16>;
+  using Base::load;
+  using Base::max;
+  using Base::store;
+
+  MULTIMAX_INLINE static V load(const T* p, int n) {
+    V a{};
+    if (n > 0) a[0] = p[0];
+    if (n > 1) a[1] = p[1];
+    if (n > 2) a[2] = p[2];
+    if (n > 3) a[3] = p[3];
+    return a;
+  }
+  MULTIMAX_INLINE static void store(T* p, V a, int n) {
+    if (n > 0) p[0] = a[0];
+    if (n > 1) p[1] = a[1];
+    if (n > 2) p[2] = a[2];
+    if (n > 3) p[3] = a[3];
+  }
+  static bool any(Mask m) { return vmaxvq_u32(reinterpret_cast<uint32x4_t>(m)) != 0; }
+  static bool all(Mask m) { return vminvq_u32(reinterpret_cast<uint32x4_t>(m)) != 0; }
+  static int count(Mask m) { return -vaddvq_s32(m); }
+  using Base::truth;
+  static Mask truth(const unsigned char* p) {
+    uint32_t bytes;
+    __builtin_memcpy(&bytes, p, sizeof bytes);
+    uint32x4_t lanes = vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(bytes))));
+    return reinterpret_cast<Mask>(vtstq_u32(lanes, lanes));
+  }
+  static T sum(V a) { return vaddvq_f32(a); }
+  static double wide_sum(V a) { return vaddvq_f64(vcvt_f64_f32(vget_low_f32(a)) + vcvt_high_f64_f32(a)); }
+  static T max(V a) { return vmaxnmvq_f32(a); }
+};
+
+template <>
+struct Simd<double> : VectorType<double, int64_t, uint64_t, 52, 16> {
+  using Base = VectorType<double, int64_t, uint64_t, 52, 16>;
+  using Base::load;
+  using Base::max;
+  using Base::store;
+
+  MULTIMAX_INLINE static V load(const T* p, int n) {
+    V a{};
+    if (n > 0) a[0] = p[0];
+    if (n > 1) a[1] = p[1];
+    return a;
+  }
+  MULTIMAX_INLINE static void store(T* p, V a, int n) {
+    if (n > 0) p[0] = a[0];
+    if (n > 1) p[1] = a[1];
+  }
+  static T sum(V a) { return vaddvq_f64(a); }
+  static double wide_sum(V a) { return sum(a); }
+  static T max(V a) { return vmaxnmvq_f64(a); }
+};
+
+#else  // 16 bytes: SSE2, or whatever the machine has
 
 template <>
 struct Simd<float> : VectorType<float, int32_t, uint32_t, 23, 16> {
