@@ -71,17 +71,7 @@ class Loss {
     share(job.items(), 1, chosen.scratch_bytes(job),
           [&](int64_t first, int64_t last, void* scratch) { chosen.forward(job, first, last, scratch); });
     torch::stable::parallel_for(0, job.rows, 64, [&](int64_t first, int64_t last) {
-      for (int64_t r = first; r < last; ++r) {
-        if (parts == 1 && !job.ignored(r)) continue;
-        LossSums whole;
-        if (job.ignored(r)) {
-          whole.top = whole.best = 0;
-        } else {
-          for (int64_t part = 0; part < parts; ++part) whole.add(job.of_parts[r * parts + part]);
-          if (!job.full) whole.best = 0;
-        }
-        whole.write(job.stats + r, job.rows);
-      }
+      for (int64_t r = first; r < last; ++r) job.join(r);
     });
   }
 

@@ -57,6 +57,9 @@ struct LossJob {
   }
   int64_t items() const { return (rows + item_rows() - 1) / item_rows() * parts(); }
   struct LossSums* of_parts;  // (rows, parts), where there are several
+
+  // The results of a row from those of its parts, and of one that is ignored.
+  inline void join(int64_t row) const;
 };
 
 // Sums over a part of a row: the forward's results but for the index's class, 0 where it lies elsewhere.
@@ -89,6 +92,18 @@ struct LossSums {
     for (int plane = 0; plane < loss_planes; ++plane) stats[plane * rows] = planes[plane];
   }
 };
+
+void LossJob::join(int64_t row) const {
+  if (parts() == 1 && !ignored(row)) return;
+  LossSums whole;
+  if (ignored(row)) {
+    whole.top = whole.best = 0;
+  } else {
+    for (int64_t part = 0; part < parts(); ++part) whole.add(of_parts[row * parts() + part]);
+    if (!full) whole.best = 0;
+  }
+  whole.write(stats + row, rows);
+}
 
 // The kernels of one instruction set and dtype.
 struct LossKernels {

@@ -75,17 +75,19 @@ void test(const Case& c, const LossKernels& kernels, Report& report, Random& ran
   job.stats = stats.data();
   job.scale = scale.data();
   job.p_scale = p_scale.data();
-  job.block_rows = 2;
+  std::vector<LossSums> of_parts(static_cast<size_t>(job.parts() > 1 ? job.rows * job.parts() : 0));
+  job.of_parts = of_parts.data();
   const Scratch scratch(kernels.scratch_bytes(job));
-  kernels.forward(job, 0, job.blocks(), scratch.get());
+  kernels.forward(job, 0, job.items(), scratch.get());
+  for (int64_t r = 0; r < job.rows; ++r) job.join(r);
 
   std::vector<double> original;
   for (int64_t i = 0; i < all; ++i) original.push_back(x[i]);
   Buffer<N>& gradient = c.in_place ? x : out;
   job.out = gradient.data();
-  std::vector<double> sums(static_cast<size_t>(4 * c.order * job.blocks()));
+  std::vector<double> sums(static_cast<size_t>(4 * c.order * job.items()));
   job.sums = sums.data();
-  kernels.backward(job, 0, job.blocks(), scratch.get());
+  kernels.backward(job, 0, job.items(), scratch.get());
 
   std::vector<double> gradients(static_cast<size_t>(all));
   std::vector<double> expected_sums(static_cast<size_t>(4 * c.order)), sizes(expected_sums);

@@ -6,7 +6,7 @@ namespace {
 
 using namespace multimax;
 
-enum class Layout { side_by_side, columns, apart };
+enum class Layout { side_by_side, columns, apart, short_rows };  // the last: side by side, and taken as columns
 enum class Masking { none, boolean, by_value };
 
 struct Case {
@@ -17,9 +17,10 @@ struct Case {
   Masking masking;
   bool with_nan, own_parameters;  // each row its own
 
+  bool in_lanes() const { return layout == Layout::columns || layout == Layout::short_rows; }
   std::string name() const {
     const char* kinds[] = {"multimax", "log_multimax", "modulate"};
-    const char* layouts[] = {"", ", columns", ", apart"};
+    const char* layouts[] = {"", ", columns", ", apart", ", as columns"};
     const char* maskings[] = {"", ", mask", ", masked by value"};
     return std::string(kinds[static_cast<int>(kind)]) + " of order " + std::to_string(order) + ", (" +
            std::to_string(rows) + ", " + std::to_string(length) + ")" + layouts[static_cast<int>(layout)] +
@@ -39,7 +40,7 @@ struct Places {
     Operand operand;
     operand.data = data;
     operand.length_stride = step();
-    (c.layout == Layout::columns ? operand.lane_stride : operand.strides[0]) = row();
+    (c.in_lanes() ? operand.lane_stride : operand.strides[0]) = row();
     return operand;
   }
 };
@@ -87,7 +88,7 @@ struct Test {
     job.kind = c.kind;
     job.order = c.order;
     job.length = c.length;
-    job.columns = c.layout == Layout::columns;
+    job.columns = c.in_lanes();
     job.lanes = job.columns ? c.rows : 1;
     job.axes = job.columns ? 0 : 1;
     job.sizes[0] = c.rows;
@@ -103,9 +104,8 @@ struct Test {
     job.params = params.data();
     job.set_strides[0] = c.own_parameters;
     job.items = job.columns ? (c.rows + kernels.width - 1) / kernels.width : c.rows;
-    job.block_items = 3;
     job.run_items = c.own_parameters ? 1 : job.items;
-    job.run_blocks = (job.run_items + job.block_items - 1) / job.block_items;
+    divide(job, kernels);
     call(kernels.forward, job);
 
     job.y = c.kind == Kind::modulate || job.stats.data != nullptr ? Operand{} : at.operand(y.data());
@@ -126,9 +126,15 @@ struct Test {
   }
 
  private:
-  void call(decltype(RowKernels::forward) kernel, const RowJob& job) const {
+  void call(const RowPass& pass, RowJob& job) const {
     const Scratch scratch(kernels.scratch_bytes(job));
-    kernel(job, 0, job.blocks(), scratch.get());
+    if (job.stretches == 1) return pass.whole(job, 0, job.blocks(), scratch.get());
+    const Scratch of_blocks(job.blocks() * kernels.block_bytes), of_items(job.items * kernels.item_bytes);
+    job.of_blocks = of_blocks.get();
+    job.of_items = of_items.get();
+    pass.measure(job, 0, job.blocks(), scratch.get());
+    pass.join(job, 0, job.items);
+    pass.finish(job, 0, job.blocks(), scratch.get());
   }
 
   void compare(const Places& at, const Buffer<N>& x, const Buffer<N>& grad, const std::vector<char>& off,
@@ -214,7 +220,7 @@ void test_rows(const Set& set, Report& report) {
     };
     for (Kind kind : {Kind::multimax, Kind::log_multimax, Kind::modulate}) {
       for (int order : {1, 2, 3}) {
-        for (int64_t length : {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64, 100, 1000, 4500}) {
+        for (int64_t length : {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64, 100, 1000, 4500, 17000}) {
           test({kind, order, 5, length, Layout::side_by_side, Masking::none, false, false});
         }
         for (int64_t length : {6, 19, 130, 4500}) {
@@ -228,6 +234,10 @@ void test_rows(const Set& set, Report& report) {
         for (int64_t lanes : {1, 3, 4, 13, 16, 35}) {
           test({kind, order, lanes, 21, Layout::columns, Masking::none, false, false});
           test({kind, order, lanes, 300, Layout::columns, Masking::boolean, false, false});
+          test({kind, order, lanes, 700, Layout::columns, Masking::by_value, false, false});
+          for (int64_t length : {2, 15, 16, 17, 32, 33, 48, 96}) {
+            test({kind, order, lanes, length, Layout::short_rows, Masking::boolean, false, false});
+          }
           test({kind, order, lanes, 9, Layout::columns, Masking::by_value, lanes > 2, false});
         }
       }
