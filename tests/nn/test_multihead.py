@@ -234,3 +234,22 @@ def test_bad_input(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match="multimax: ") as caught:
         multimax.MultiheadAttention(32, 4)(**{"query": x, "key": x, "value": x, **options})
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["attn_mask", "key_padding_mask"])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.int32])
+@pytest.mark.parametrize("options", [{}, {"need_weights": False, "is_causal": True}], ids=str)
+def test_masks_of_integers_are_refused(name: str, dtype: torch.dtype, options: dict[str, Any]) -> None:
+    x = torch.zeros(7, 3, 32)
+    mask = torch.zeros((3, 7) if name == "key_padding_mask" else (7, 7), dtype=dtype)
+    causal = torch.ones(7, 7, dtype=torch.bool).triu(1)
+    masks = {"attn_mask": causal, name: mask}
+    with pytest.raises(TypeError, match=f"expected {name} to be a boolean or floating-point tensor, got {dtype}"):
+        multimax.MultiheadAttention(32, 4)(x, x, x, **masks, **options)
+
+
+def test_masks_of_integers_are_refused_in_a_decoder_layer() -> None:
+    layer = sharp(nn.TransformerDecoderLayer(32, 4, 48))
+    x = torch.zeros(7, 3, 32)
+    with pytest.raises(TypeError, match="expected key_padding_mask to be a boolean or floating-point tensor"):
+        layer(x, x, memory_key_padding_mask=torch.zeros(3, 7, dtype=torch.long))

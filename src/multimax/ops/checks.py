@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.attention.bias import CausalBias
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -338,13 +339,31 @@ def attention_parameters(query: Tensor, coefs: Tensor, knots: Tensor) -> None:
         )
 
 
+def numbers(name: str, value: object, boolean: bool) -> None:
+    """A dense floating-point tensor, or, if that is allowed, a boolean one."""
+    allowed = isinstance(value, Tensor) and (value.dtype in DTYPES or (boolean and value.dtype == torch.bool))
+    if not allowed or isinstance(value, CausalBias):  # which has no values
+        kind = "a boolean or floating-point tensor" if boolean else "a floating-point tensor"
+        got = value.dtype if isinstance(value, Tensor) and not allowed else type(value).__name__
+        raise TypeError(f"multimax: expected {name} to be {kind}, got {got}")
+    assert isinstance(value, Tensor)
+    dense(name, value)
+
+
+def causal_bias(value: CausalBias, query: Tensor, key: Tensor) -> None:
+    """torch's causal bias, made for these lengths."""
+    lengths = (query.shape[-2], key.shape[-2])
+    if (value.seq_len_q, value.seq_len_kv) != lengths:
+        raise ValueError(
+            f"multimax: expected a causal bias for the lengths of query and key, {lengths}, "
+            f"got one for {(value.seq_len_q, value.seq_len_kv)}"
+        )
+
+
 def scores(name: str, value: object, query: Tensor, full: tuple[int, ...], boolean: bool) -> None:
     """A mask or a bias that broadcasts to the scores."""
-    kind = "a boolean or floating-point tensor" if boolean else "a floating-point tensor"
-    if not isinstance(value, Tensor) or (value.dtype not in DTYPES and not (boolean and value.dtype == torch.bool)):
-        got = value.dtype if isinstance(value, Tensor) else type(value).__name__
-        raise TypeError(f"multimax: expected {name} to be {kind}, got {got}")
-    dense(name, value)
+    numbers(name, value, boolean)
+    assert isinstance(value, Tensor)
     same_device(name, value, query)
     if not broadcasts(value.shape, full):
         raise ValueError(f"multimax: expected {name} that broadcasts to the scores' shape {full}, got {shape(value)}")
@@ -966,7 +985,9 @@ def causal_hint(is_causal: object, attn_mask: Tensor | None) -> None:
         raise ValueError("multimax: expected an attn_mask with is_causal=True, which is only a hint, as in torch")
 
 
-def one_of_shapes(name: str, value: Tensor, *allowed: tuple[int, ...]) -> None:
-    """A tensor of one of several shapes."""
+def module_mask(name: str, value: object, *allowed: tuple[int, ...]) -> None:
+    """A mask of an attention module, of one of several shapes."""
+    numbers(name, value, boolean=True)
+    assert isinstance(value, Tensor)
     if tuple(value.shape) not in allowed:
         raise ValueError(f"multimax: expected {name} of shape {' or '.join(map(str, allowed))}, got {shape(value)}")
