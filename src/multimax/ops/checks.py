@@ -342,9 +342,11 @@ def attention_parameters(query: Tensor, coefs: Tensor, knots: Tensor) -> None:
 def numbers(name: str, value: object, boolean: bool) -> None:
     """A dense floating-point tensor, or, if that is allowed, a boolean one."""
     allowed = isinstance(value, Tensor) and (value.dtype in DTYPES or (boolean and value.dtype == torch.bool))
-    if not allowed or isinstance(value, CausalBias):  # which has no values
+    if not allowed or isinstance(value, CausalBias):
         kind = "a boolean or floating-point tensor" if boolean else "a floating-point tensor"
-        got = value.dtype if isinstance(value, Tensor) and not allowed else type(value).__name__
+        got = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        if isinstance(value, CausalBias):
+            got = "torch's CausalBias, which has no values; write it out, with torch.ones and tril"
         raise TypeError(f"multimax: expected {name} to be {kind}, got {got}")
     assert isinstance(value, Tensor)
     dense(name, value)
