@@ -354,10 +354,14 @@ def test_empty(shape: tuple[int, int, int, int]) -> None:
     b, h, queries, keys = shape
     inputs = make(b=b, h=1, queries=queries, keys=keys)
     inputs[:3] = [t.expand(b, h, *t.shape[2:]) if h != 1 else t for t in (t[:, :h] for t in inputs[:3])]
-    out, *grads = run(KERNEL, torch.zeros(b, h, queries, 16), inputs)
-    assert out.shape == (b, h, queries, 16)
-    assert torch.all(out == 0)
-    assert all(torch.all(grad == 0) for grad in grads)
+    for transposed in (False, True):
+        if transposed:
+            inputs[:3] = [t.transpose(-1, -2).contiguous().transpose(-1, -2) for t in inputs[:3]]
+        for grad in (torch.zeros(b, h, queries, 16), torch.zeros(()).expand(b, h, queries, 16)):
+            out, *grads = run(KERNEL, grad, inputs, attn_mask=torch.ones(keys, queries, dtype=torch.bool).T)
+            assert out.shape == (b, h, queries, 16)
+            assert torch.all(out == 0)
+            assert all(torch.all(grad == 0) for grad in grads)
 
 
 @needs_kernels
