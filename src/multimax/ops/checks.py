@@ -462,6 +462,13 @@ def target(value: object, like: Tensor, hard: tuple[int, ...], soft: tuple[int, 
         raise ValueError(f"multimax: expected target to be {wanted}, got indices of shape {shape(value)}")
 
 
+# How far the sum of target probabilities may be from 1: they may have been computed in half precision, whatever their
+# dtype now. Two roundings of each, as of smoothing and mixup in bfloat16, change the sum by at most the dtype's eps, and
+# probabilities next to float16's smallest number, as of smoothing over many classes, by half of that each.
+ROUNDING = torch.finfo(torch.bfloat16).eps
+SMALLEST = torch.finfo(torch.float16).smallest_normal * torch.finfo(torch.float16).eps
+
+
 def target_values(value: Tensor, classes: int, ignore_index: int) -> None:
     """Indices below the number of classes, or valid probabilities. On the CPU alone: elsewhere the host would have to
     wait for the values, and a row with a wrong index has a loss of NaN instead."""
@@ -476,12 +483,11 @@ def target_values(value: Tensor, classes: int, ignore_index: int) -> None:
             )
         return
     low, high = (bound.item() for bound in value.aminmax())
-    if not (low >= 0 and high <= 1.001):
+    if not (low >= 0 and high <= 1 + ROUNDING):
         raise ValueError(f"multimax: expected target probabilities in [0, 1], got values from {low:g} to {high:g}")
-    # half precision rounds each of the entries
     total = value.sum(-1, dtype=torch.float32 if value.dtype != torch.float64 else value.dtype)
     off = (total - 1).abs().max().item()
-    if not off <= max(1e-3, torch.finfo(value.dtype).eps * 4):
+    if not off <= ROUNDING + value.shape[-1] * SMALLEST / 2:
         raise ValueError(f"multimax: expected target probabilities that sum to 1 in each row, got a sum off by {off:g}")
 
 

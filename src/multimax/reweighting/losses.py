@@ -142,6 +142,7 @@ def sparsemax_loss(
     Args:
         input: scores of shape (C,), (R, C) or (R, C, d1, ..., dk), as in ``F.cross_entropy``.
         target: class indices of shape (), (R,) or (R, d1, ..., dk), or class probabilities of the shape of ``input``.
+            As for :func:`multimax.multimax_cross_entropy`, a row's sum may be off by what rounding makes of it.
         ignore_index: rows with this target do not count; for indices only.
         reduction: "mean" (over the rows that count), "sum" or "none".
         label_smoothing: in [0, 1].

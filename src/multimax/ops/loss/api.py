@@ -150,6 +150,8 @@ def multimax_cross_entropy(
         input: logits of shape (C,), (R, C) or (R, C, d1, ..., dk); where the classes do not lie side by side in
             memory, as in the last, it is copied.
         target: class indices of shape (), (R,) or (R, d1, ..., dk), or class probabilities of the shape of ``input``.
+            As these may have been computed in half precision, a row may sum to 1 within 1/128 (bfloat16's eps) and
+            C / 2**25 (half of float16's smallest number for each class).
         coefs: (N, 2), see :func:`multimax.multimax`.
         knots: (N, 2).
         weight: (C,), one weight per class.
