@@ -19,7 +19,8 @@ def broadcasts(sizes: Sequence[int], full: Sequence[int]) -> bool:
     """Whether a tensor of the first shape broadcasts to the second."""
     if len(sizes) > len(full):
         return False
-    return all(size in (1, whole) for size, whole in zip(sizes[::-1], full[::-1], strict=False))
+    # equal first: whether a size that is unknown while exporting is 1 cannot be asked
+    return all(size in (whole, 1) for size, whole in zip(sizes[::-1], full[::-1], strict=False))
 
 
 def choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
@@ -463,7 +464,7 @@ def target(value: object, like: Tensor, hard: tuple[int, ...], soft: tuple[int, 
 
 
 # How far the sum of target probabilities may be from 1: they may have been computed in half precision, whatever their
-# dtype now. Two roundings of each, as of smoothing and mixup in bfloat16, change the sum by at most the dtype's eps, and
+# dtype now. Two roundings of each, as of smoothing and mixup in bfloat16, change the sum by at most the dtype's eps;
 # probabilities next to float16's smallest number, as of smoothing over many classes, by half of that each.
 ROUNDING = torch.finfo(torch.bfloat16).eps
 SMALLEST = torch.finfo(torch.float16).smallest_normal * torch.finfo(torch.float16).eps
