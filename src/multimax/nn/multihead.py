@@ -171,7 +171,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         :func:`multimax.reweighting.attention`.
         """
         checks.causal_hint(is_causal, attn_mask)
-        checks.module_inputs(query, key, value)
+        checks.module_inputs(query, key, value, 0 if self.batch_first else 1)
         batched = query.dim() == 3
         q = self._batch_first(query)
         k = q if key is query else self._batch_first(key)  # tensors that are the same stay the same
@@ -180,8 +180,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         if attn_mask is not None:
             checks.module_mask("attn_mask", attn_mask, (queries, keys), (len(q) * heads, queries, keys))
         if key_padding_mask is not None:
-            single = [(keys,)] if len(q) == 1 else []  # without a batch dim
-            checks.module_mask("key_padding_mask", key_padding_mask, (len(q), keys), *single)
+            checks.module_mask("key_padding_mask", key_padding_mask, (len(q), keys) if batched else (keys,))
         q, k, v = self._project(q, k, v)  # (B, L, E)
         b = q.shape[0]
         extra = 0

@@ -1,7 +1,10 @@
 """Every check on arguments, once. The errors say what was expected, what was given, and the remedy if there is one."""
 
+import contextlib
 import inspect
+import operator
 from collections.abc import Collection, Mapping, Sequence
+from typing import SupportsIndex
 
 import torch
 from torch import Tensor
@@ -128,10 +131,15 @@ def pair(coefs: Tensor, knots: Tensor) -> None:
         raise ValueError(f"multimax: expected knots of the shape of coefs, {shape(coefs)}, got {shape(knots)}")
 
 
-def integer(name: str, value: object) -> None:
-    """An int that is not a bool."""
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"multimax: expected {name} to be an int, got {type(value).__name__}")
+def integer(name: str, value: object) -> int:
+    """An int that is not a bool, or something that is one, such as NumPy's or a tensor without dims."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    truth = isinstance(value, bool) or (isinstance(value, Tensor) and value.dtype == torch.bool)
+    if isinstance(value, SupportsIndex) and not truth:
+        with contextlib.suppress(TypeError):  # of a tensor with dims, or of floats
+            return operator.index(value)
+    raise TypeError(f"multimax: expected {name} to be an int, got {type(value).__name__}")
 
 
 def flag(name: str, value: object) -> None:
@@ -151,7 +159,7 @@ def at_least(name: str, value: object, least: int) -> None:
 
 def dimension(dim: int, ndim: int) -> int:
     """A dim of a tensor, counted from the front."""
-    integer("dim", dim)
+    dim = integer("dim", dim)
     size = max(ndim, 1)  # as in torch, a scalar may be addressed as if it had one dim
     if not -size <= dim < size:
         raise ValueError(f"multimax: expected dim in [{-size}, {size - 1}] for an input of {ndim} dims, got {dim}")
@@ -507,11 +515,12 @@ def loss_options(reduction: object, label_smoothing: object, z_loss: object) -> 
     number("z_loss", z_loss, 0, float("inf"))
 
 
-def rows_of_a_chunk(chunk: int) -> None:
+def rows_of_a_chunk(chunk: object) -> int:
     """How many rows' logits are held at once."""
-    integer("chunk", chunk)
-    if chunk < 1:
-        raise ValueError(f"multimax: expected chunk of at least 1 row, got {chunk}")
+    rows = integer("chunk", chunk)
+    if rows < 1:
+        raise ValueError(f"multimax: expected chunk of at least 1 row, got {rows}")
+    return rows
 
 
 def whole_rows(target: Tensor, places: tuple[int, ...]) -> None:
@@ -576,12 +585,12 @@ def real_number(name: str, value: object, *, optional: bool = False) -> None:
         raise TypeError(f"multimax: expected {name} to be {wanted}, got {type(value).__name__}")
 
 
-def positive_integer(name: str, value: object) -> None:
+def positive_integer(name: str, value: object) -> int:
     """An int of at least 1."""
-    integer(name, value)
-    assert isinstance(value, int)
-    if value < 1:
-        raise ValueError(f"multimax: expected {name} of at least 1, got {value}")
+    number = integer(name, value)
+    if number < 1:
+        raise ValueError(f"multimax: expected {name} of at least 1, got {number}")
+    return number
 
 
 def weights_for(x: Tensor, weights: Tensor) -> None:
@@ -837,8 +846,7 @@ def patch_size(value: object, images: Tensor) -> tuple[int, int]:
     sides = value if isinstance(value, tuple) else (value, value)
     if len(sides) != 2:
         raise ValueError(f"multimax: expected patch_size to be an int or a pair (height, width), got {value!r}")
-    for side in sides:
-        integer("patch_size", side)
+    sides = tuple(integer("patch_size", side) for side in sides)
     size = tuple(images.shape[-2:])
     if min(sides) < 1 or any(length % side for length, side in zip(size, sides, strict=True)):
         raise ValueError(
@@ -972,7 +980,7 @@ def no_loss_options(given: Mapping[str, object]) -> None:
         raise TypeError(f"multimax: expected no {', '.join(given)} without a target; these are options of the loss")
 
 
-def module_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
+def module_inputs(query: Tensor, key: Tensor, value: Tensor, batch_dim: int) -> None:
     """The inputs of an attention module: (L, E), (B, L, E) or (L, B, E)."""
     for name, t in (("query", query), ("key", key), ("value", value)):
         if t.is_nested:  # nn.TransformerEncoder makes them, in evaluation
@@ -980,11 +988,11 @@ def module_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
                 f"multimax: expected {name} to be a dense tensor, got a nested one; make nn.TransformerEncoder "
                 "with enable_nested_tensor=False"
             )
+    got = f"{shape(query)}, {shape(key)} and {shape(value)}"
     if query.dim() not in (2, 3) or key.dim() != query.dim() or value.dim() != query.dim():
-        raise ValueError(
-            "multimax: expected query, key and value of 2 or 3 dims, got "
-            f"{shape(query)}, {shape(key)} and {shape(value)}"
-        )
+        raise ValueError(f"multimax: expected query, key and value all of 2 or all of 3 dims, got {got}")
+    if query.dim() == 3 and not query.shape[batch_dim] == key.shape[batch_dim] == value.shape[batch_dim]:
+        raise ValueError(f"multimax: expected query, key and value of one batch, on dim {batch_dim}, got {got}")
 
 
 def causal_hint(is_causal: object, attn_mask: Tensor | None) -> None:

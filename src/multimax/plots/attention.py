@@ -124,7 +124,7 @@ def attention_maps(
     """
     photo = pictures.picture(image)
     maps = _maps(attention, inputs, layers)
-    checks.integer("query", query)
+    query = checks.integer("query", query)
     heads = max(map(len, maps.values()))
     figure = style.figure(len(maps), heads + 1, 1.25, 1.35)
     from matplotlib.colors import Normalize

@@ -94,7 +94,7 @@ def _fenchel_young(
 ) -> Tensor:
     """The loss of entmax at any alpha, number or tensor."""
     checks.logits(input)
-    checks.integer("ignore_index", ignore_index)
+    ignore_index = checks.integer("ignore_index", ignore_index)
     checks.choice("reduction", reduction, checks.REDUCTIONS)
     smoothing = checks.number("label_smoothing", label_smoothing, 0, 1)
     dim = 0 if input.ndim == 1 else 1
@@ -284,7 +284,7 @@ class _Loss(nn.Module):
 
     def __init__(self, *, ignore_index: int = -100, reduction: str = "mean", label_smoothing: float = 0.0) -> None:
         super().__init__()
-        checks.integer("ignore_index", ignore_index)
+        ignore_index = checks.integer("ignore_index", ignore_index)
         checks.choice("reduction", reduction, checks.REDUCTIONS)
         checks.number("label_smoothing", label_smoothing, 0, 1)
         self.ignore_index, self.reduction, self.label_smoothing = ignore_index, reduction, label_smoothing

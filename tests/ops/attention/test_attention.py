@@ -909,6 +909,28 @@ def test_export() -> None:
 
 
 @needs_kernels
+def test_compile_with_one_tensor_in_several_places() -> None:
+    x, coefs, target = torch.randn(1, 3, 5, 8), torch.full((2, 2), 0.1), torch.tensor([1, 0, 7])
+    functions = [
+        lambda x, coefs: multimax_attention(x, x, x, coefs, coefs, impl=KERNEL),
+        lambda x, coefs: multimax.multimax(x, coefs, coefs, impl=KERNEL),
+        lambda x, coefs: multimax.multimax_cross_entropy(x[0, :, 0], target, coefs, coefs, impl=KERNEL),
+        lambda x, coefs: multimax.linear_multimax_cross_entropy(
+            x[0, :, 0], x[0].flatten(0, 1), target, coefs, coefs, impl=KERNEL
+        ),
+    ]
+    for function in functions:
+        leaves = [t.clone().requires_grad_() for t in (x, coefs)]
+        torch._dynamo.reset()
+        results = []
+        for run_it in (torch.compile(function, fullgraph=True), function):
+            out = run_it(*leaves)
+            results.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
+        for result, other in zip(*results, strict=True):
+            torch.testing.assert_close(result, other)
+
+
+@needs_kernels
 def test_func_grad_and_vmap() -> None:
     query, key, value, coefs, knots = make(b=1, queries=20, keys=20)
 

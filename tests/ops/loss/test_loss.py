@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -795,6 +796,23 @@ class TestRoundedProbabilities:
         target = (torch.full((2, 100), 0.01) * factor).to(dtype)
         with pytest.raises(ValueError, match="that sum to 1 in each row, got a sum off by"):
             multimax.multimax_cross_entropy(torch.randn(2, 100), target, torch.zeros(1, 2), torch.zeros(1, 2))
+
+
+@pytest.mark.parametrize("value", [numpy.int64(2), torch.tensor(2), numpy.array(2)], ids=repr)
+def test_integers_of_any_kind(value: Any) -> None:
+    coefs, knots = torch.full((2, 2), 0.1), torch.zeros(2, 2)
+    x, weight, target = torch.randn(6, 11), torch.randn(11, 11), torch.tensor([0, 2, 2, 4, 2, 5])
+    for loss, arguments in (
+        (multimax.multimax_cross_entropy, (x, target, coefs, knots)),
+        (multimax.linear_multimax_cross_entropy, (x, weight, target, coefs, knots)),
+        (multimax.reweighting.sparsemax_loss, (x, target)),
+    ):
+        assert torch.equal(loss(*arguments, ignore_index=value), loss(*arguments, ignore_index=2))
+        for wrong in (torch.tensor([2, 3]), torch.tensor(2.0), torch.tensor(True), numpy.float64(2)):
+            with pytest.raises(TypeError, match="expected ignore_index to be an int, got"):
+                loss(*arguments, ignore_index=wrong)
+    x = torch.randn(2, 3, 4)
+    assert torch.equal(multimax.multimax(x, coefs, knots, dim=value), multimax.multimax(x, coefs, knots, dim=2))
 
 
 class TestErrors:

@@ -175,7 +175,7 @@ def multimax_cross_entropy(
     """
     checks.logits(input)
     checks.one_set(input, coefs, knots)
-    checks.integer("ignore_index", ignore_index)
+    ignore_index = checks.integer("ignore_index", ignore_index)
     checks.flag("return_stats", return_stats)
     dim = 0 if input.ndim == 1 else 1
     checks.target(target, input, (*input.shape[:dim], *input.shape[dim + 1 :]), tuple(input.shape), ignore_index)
@@ -316,12 +316,12 @@ def linear_multimax_cross_entropy(
     checks.one_set(input, coefs, knots)
     if ignore_index is None:
         ignore_index = -100
-    checks.integer("ignore_index", ignore_index)
+    ignore_index = checks.integer("ignore_index", ignore_index)
     checks.flag("return_stats", return_stats)
     dtype = autocast if autocast and input.dtype != torch.float64 else input.dtype
     if chunk is None:
         chunk = chunks.default_chunk(linear_weight, dtype)
-    checks.rows_of_a_chunk(chunk)
+    chunk = checks.rows_of_a_chunk(chunk)
     places = linear_weight.shape[1:-1]
     first_class, classes = (0, linear_weight.shape[0]) if group is None else _part_of(linear_weight, group)
     shape = input.shape[:-1] + places
