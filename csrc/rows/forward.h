@@ -8,8 +8,8 @@ namespace {
 
 // A pass is compiled for what it depends on and no more: the order N here, the kind below.
 
-// For each row of a batch: work = sigma(x), -inf where masked; each lane's maximum; which lanes hold nothing but masked
-// entries
+// For each row of a batch: work = sigma(x), -inf where masked; each lane's maximum; which lanes hold nothing but entries
+// that are masked, or whose sigma is -inf, which counts as masked too
 template <int N>
 void modulate(const Tile* tiles, int rows, int64_t begin, int64_t end, const Params<C>& params, V* tops, Mask* empty) {
   const Vectors<S, N> f(params);
@@ -23,9 +23,8 @@ void modulate(const Tile* tiles, int rows, int64_t begin, int64_t end, const Par
     each(
         t, begin, end, MULTIMAX_EACH {
           V x = x_.load(i, part);
-          Mask off = masked(x, floor, part);
-          V s = S::select(off, lowest(), sigma(f, x));
-          none = S::both(none, off);
+          V s = S::select(masked(x, floor, part), lowest(), sigma(f, x));
+          none = S::both(none, S::le(s, lowest()));
           m = S::max(s, m);
           work.store(i, s, part);
         });
@@ -92,8 +91,7 @@ struct Forward {
     }
   }
 
-  // 1 / total or log total; 0 for an empty row. Where the row is not empty but sigma of all that takes part overflowed
-  // to -inf, total is 0 and the result NaN, as it should be.
+  // 1 / total or log total; 0 for an empty row
   static V norm_of(V total, Mask empty) {
     V norm;
     if constexpr (kind == Kind::multimax) {
