@@ -6,9 +6,9 @@
 
 A case is a seed: it decides operation, dtype, shapes, strides, masks, parameters, instruction set, number of threads,
 implementation, and values, most of them hard: next to the dtype's limits, infinite, NaN, subnormal, constant, with
-coefficients of 1e30 and orders up to 4. Cases run in child processes, some hundred each: one that crashes is recorded with
-its seed, and the run goes on behind it. --out has state.json, with how far the run is and every seed that failed, and is what
-makes a run resumable: an interrupted one (Ctrl-C) continues at the same command.
+coefficients of 1e30 and orders up to 4. Cases run in child processes, some hundred each: one that crashes is recorded
+with its seed, and the run goes on behind it. --out has state.json, with how far the run is and every seed that failed:
+an interrupted run (Ctrl-C) goes on there at the same command.
 
 Exits with 1 if a case failed.
 """
@@ -24,6 +24,7 @@ CHUNK = 250
 
 
 def arguments() -> argparse.Namespace:
+    """Of the command line."""
     words = __doc__ or ""
     parser = argparse.ArgumentParser(
         prog="python tools/fuzz", description=words, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -68,6 +69,7 @@ class State:
             self.next, self.failed = stored["next"], stored["failed"]
 
     def save(self) -> None:
+        """Writes the file, whole or not at all."""
         if self.file is None:
             return
         self.file.parent.mkdir(parents=True, exist_ok=True)
@@ -85,6 +87,7 @@ class Bar:
         self.terminal = sys.stderr.isatty()
 
     def show(self, at: int, failed: int, last: bool = False) -> None:
+        """How far it is, if that was not said just now."""
         now = time.monotonic()
         if not last and now - self.said < (0.2 if self.terminal else 30):
             return
@@ -129,11 +132,13 @@ def chunk(state: State, end: int, only: str | None, bar: Bar) -> None:
 
 
 def report(state: State, failure: dict[str, object]) -> None:
+    """Keeps a failure, and prints it."""
     state.failed.append(failure)
     print(f"\nseed {failure['seed']}: {failure['case']}", *failure["differences"], sep="\n    ")  # type: ignore[misc]
 
 
 def main() -> int:
+    """Runs the cases; the exit code."""
     given = arguments()
     if given.child is not None:
         child(*given.child, given.only)

@@ -53,11 +53,13 @@ class Differences(list[str]):
 
 
 def torch_dtype(name: str) -> torch.dtype:
+    """A dtype by name."""
     dtype: torch.dtype = getattr(torch, name)
     return dtype
 
 
 def pick(rng: Generator, choices: Iterable[Any]) -> Any:
+    """One of several."""
     choices = list(choices)
     return choices[int(rng.integers(len(choices)))]
 
@@ -87,6 +89,7 @@ def numbers(rng: Generator, shape: tuple[int, ...], dtype: str, hard: bool) -> T
 
 
 def parameters(rng: Generator, lead: tuple[int, ...], dtype: str, hard: bool) -> tuple[Tensor, Tensor]:
+    """Coefs and knots of orders 1 to 4, up to the limits of what is computed in if hard."""
     order = pick(rng, (1, 2, 2, 3, 4))
     shape = (*lead, order, 2)
     kind = pick(rng, DTYPES[:2] if dtype != "float64" else ("float64",))
@@ -124,10 +127,12 @@ def masked(x: Tensor) -> Flags:
 
 
 def computing(dtype: str) -> str:
+    """The dtype of computation."""
     return "float64" if dtype == "float64" else "float32"
 
 
 def as_rows(t: Tensor, dim: int) -> Wide:
+    """(R, K), for the oracle."""
     return wide(t.double().movedim(dim, -1).reshape(-1, t.shape[dim]).numpy())
 
 
@@ -199,20 +204,18 @@ def rows(rng: Generator, hard: bool) -> tuple[str, Differences]:
         nans = (nan & ~unclear)[:, None] & part
         differences.compare("output", as_result(out, dim), only(value, ~skip), nans)
         settled = not skip.any()
-    differences.compare("gradient of x", as_result(of_x, dim), only(to_input(sigma, ds), ~skip))
+    differences.compare("gradient of x", as_result(of_x, dim), only(oracle.to_input(sigma, ds), ~skip))
     compare_parameters(differences, sigma, ds, settled, (of_coefs, of_knots), others)
     return label, differences
 
 
-def to_input(sigma: Sigma, ds: Bounded) -> Bounded:
-    return oracle.to_input(sigma, ds)
-
-
 def only(want: Bounded, compared: Flags) -> Bounded:
+    """The same, with nothing to compare elsewhere."""
     return Bounded(want.value, np.where(compared, want.bound, np.inf))
 
 
 def as_result(t: Tensor, dim: int) -> Tensor:
+    """(R, K), of the package."""
     return t.detach().movedim(dim, -1).reshape(-1, t.shape[dim])
 
 
@@ -246,6 +249,13 @@ def compare_parameters(
         bound = np.where(size > sigma.largest / 64, np.inf, bound + 64 * sigma.eps * size)
         bound = np.where(size == 0, 0, bound + oracle.SMALLEST[sigma.compute])
         differences.compare(f"gradient of {name}", found, Bounded(value, bound))
+
+
+def product(equation: str, a: Bounded, b: Wide, compute: str) -> Bounded:
+    """A product with what is exact; not compared where its sums may overflow."""
+    value, size = np.einsum(equation, a.value, b), np.einsum(equation, np.abs(a.value), np.abs(b))
+    bound = np.einsum(equation, a.bound, np.abs(b)) + 64 * oracle.EPS[compute] * size
+    return Bounded(value, np.where(size + bound < oracle.LARGEST[compute] / 64, bound, np.inf))
 
 
 def attention(rng: Generator, hard: bool) -> tuple[str, Differences]:
@@ -329,7 +339,7 @@ def attention(rng: Generator, hard: bool) -> tuple[str, Differences]:
         return label + " (not compared)", differences
     flat = (b * h * queries, keys)
     part = (inside & ~(x <= limit)).reshape(flat)
-    sets = [t.to(torch_dtype(compute)).double() for t in (coefs, knots)]
+    sets: list[Any] = [t.to(torch_dtype(compute)).double() for t in (coefs, knots)]
     sets = [
         wide((t if t.ndim == 2 else t[:, None]).expand(b, h, queries, *t.shape[-2:]).reshape(-1, *t.shape[-2:]).numpy())
         for t in sets
@@ -462,14 +472,12 @@ def loss(rng: Generator, hard: bool) -> tuple[str, Differences]:
     )
     pull = np.where(counts, wide(up.double().numpy()), 0)[:, None]
     outer = (mass + 2 * z_loss * log_sum)[:, None]
-    outer_error = 2 * z_loss * (weights.unsure + 8 * eps * (1 + np.abs(weights.top)))[:, None] + 8 * eps * np.abs(outer)
-    ds = Bounded(
-        pull * (weights.p * outer - q),
-        np.abs(pull)
-        * (weights.error * np.abs(outer) + weights.p * outer_error + 8 * eps * (q + weights.p * np.abs(outer))),
-    )
+    outer_error = 2 * z_loss * weights.log_error[:, None] + 8 * eps * np.abs(outer)
+    both = q + weights.p * np.abs(outer)
+    error = weights.error * np.abs(outer) + weights.p * outer_error + 8 * eps * both
+    ds = Bounded(pull * (weights.p * outer - q), np.abs(pull) * error)
     if impl != "cpu" and dtype != compute:  # autograd adds parts that were rounded
-        ds = Bounded(ds.value, ds.bound + 4 * oracle.EPS[dtype] * np.abs(pull) * (q + weights.p * np.abs(outer)))
+        ds = Bounded(ds.value, ds.bound + 4 * oracle.EPS[dtype] * np.abs(pull) * both)
     skip = np.broadcast_to(open_rows[:, None], part.shape)
     differences.compare("gradient of input", grads[0], only(oracle.to_input(sigma, ds), ~skip))
     compare_parameters(differences, sigma, ds, not skip.any(), (grads[1], grads[2]), (count,))

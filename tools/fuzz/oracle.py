@@ -1,8 +1,8 @@
 """What a call should give, and how far a result may be from it: NumPy's extended precision, none of the package's code.
 
-Extended precision (64 bits of fraction, powers of 10 up to 4932) holds every intermediate value, of float64 too. Beside each
-value goes a bound on what rounding in the dtype of computation may make of it. The rules for what overflows there are those
-of :func:`multimax.multimax`.
+Extended precision (64 bits of fraction, powers of 10 up to 4932) holds every intermediate value, of float64 too. Beside
+each value goes a bound on what rounding in the dtype of computation may make of it. The rules for what overflows there
+are those of :func:`multimax.multimax`.
 
 Shapes: R rows, K entries, N the order of sigma.
 """
@@ -34,6 +34,7 @@ class Bounded(NamedTuple):
 
 
 def wide(values: object) -> Wide:
+    """In extended precision."""
     return np.asarray(values, dtype=np.longdouble)
 
 
@@ -85,6 +86,7 @@ class Sigma:
             self.unclear |= self.part & (size > self.largest / 16) & (size < self.largest * 16)
 
     def distance(self, n: int, side: int) -> Wide:
+        """How far x is below a lower knot, or above an upper one; 0 on its other side."""
         sign = -1 if side == 0 else 1
         distance: Wide = np.maximum(sign * (self.x - self.knots[:, n, side, None]), 0)
         return distance
@@ -133,6 +135,7 @@ class Weights:
         rel = np.expm1(np.minimum(2 * self.unsure, 1)) + (8 + np.sqrt(part.shape[1])) * eps
         self.error = np.where(leads, self.p * rel[:, None] + SMALLEST[compute], 0)
         self.loose = self.unsure > UNSURE
+        self.log_error = self.unsure + 8 * eps * (1 + np.abs(self.top))  # of the log-sum
 
     def backward(self, grad: Wide, grad_error: Wide | None = None) -> Bounded:
         """The gradient of the scores from that of the weights."""
