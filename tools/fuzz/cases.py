@@ -171,7 +171,7 @@ def rows(rng: Generator, hard: bool) -> tuple[str, Differences]:
     part = np.moveaxis(part, dim, -1).reshape(rough.shape)
     sets = [broadcast(t.to(torch_dtype(compute)), others, len(rough)) for t in (coefs, knots)]
     lost = np.isnan(rough) & part
-    sigma = Sigma(np.where(np.isnan(rough), 0, rough), part & ~lost, *sets, compute)
+    sigma = Sigma(np.where(np.isnan(rough), 0, rough), part & ~lost, *sets, compute, by_autograd=impl != "cpu")
     g = np.where(part, as_rows(grad, dim), 0)
     nan, unclear = sigma.rows()
     nan = nan | lost.any(1)
@@ -344,7 +344,7 @@ def attention(rng: Generator, hard: bool) -> tuple[str, Differences]:
         wide((t if t.ndim == 2 else t[:, None]).expand(b, h, queries, *t.shape[-2:]).reshape(-1, *t.shape[-2:]).numpy())
         for t in sets
     ]
-    sigma = Sigma(x.reshape(flat), part, *sets, compute, off.reshape(flat))
+    sigma = Sigma(x.reshape(flat), part, *sets, compute, off.reshape(flat), by_autograd=impl != "cpu")
     nan, unclear = sigma.rows()
     scores = np.where(sigma.plain == -np.inf, -np.inf, sigma.value + added.reshape(flat))
     weights = Weights(scores, sigma.error + 2 * eps * np.abs(added.reshape(flat)), part, compute)
@@ -447,7 +447,7 @@ def loss(rng: Generator, hard: bool) -> tuple[str, Differences]:
     part = ~masked(x.detach())
     lost = np.isnan(rough)
     sets = [broadcast(t.to(torch_dtype(compute)), (count,), count) for t in (coefs, knots)]
-    sigma = Sigma(np.where(lost, 0, rough), part & ~lost, *sets, compute)
+    sigma = Sigma(np.where(lost, 0, rough), part & ~lost, *sets, compute, by_autograd=impl != "cpu")
     nan, unclear = sigma.rows()
     weights = Weights(np.where(sigma.plain == -np.inf, -np.inf, sigma.value), sigma.error, sigma.part, compute)
     dead = ~part | (sigma.plain == -np.inf)

@@ -40,9 +40,20 @@ def wide(values: object) -> Wide:
 
 class Sigma:
     """sigma of rows x, (R, K), where `part`, with parameters (R, N, 2) each, as computed in a dtype; off is how far x
-    itself may be from its true value."""
+    itself may be from its true value. by_autograd: powers that may overflow leave a result open even where their
+    coefficient is 0, since autograd multiplies them out first."""
 
-    def __init__(self, x: Wide, part: Flags, coefs: Wide, knots: Wide, compute: str, off: Wide | None = None) -> None:
+    def __init__(
+        self,
+        x: Wide,
+        part: Flags,
+        coefs: Wide,
+        knots: Wide,
+        compute: str,
+        off: Wide | None = None,
+        *,
+        by_autograd: bool = False,
+    ) -> None:
         self.part, self.coefs, self.knots, self.compute = part, coefs, knots, compute
         self.eps, self.largest = np.longdouble(EPS[compute]), np.longdouble(LARGEST[compute])
         self.x = x = np.where(part, x, 0)
@@ -57,6 +68,8 @@ class Sigma:
         for n in self.orders:
             for side, sign in ((0, -1), (1, 1)):
                 coef, u, near = coefs[:, n, side, None], self.distance(n, side), self.near(n, side)
+                if by_autograd:
+                    self.unclear |= part & (u ** (n + 1) > self.largest / 1e12)
                 self._look(sign * (x - knots[:, n, side, None]), u)
                 knot = knots[:, n, side, None].astype(narrow)
                 narrow_u = np.maximum(sign * (x.astype(narrow) - knot), narrow(0))
@@ -174,7 +187,8 @@ def to_parameters(sigma: Sigma, ds: Bounded) -> tuple[Bounded, Bounded]:
                     rough = rough + np.abs(value) * sigma.near(n, side)
                 size = np.where(zero, 0, np.abs(value) * u).sum(1)
                 found[2 * place][at] = np.where(zero, 0, value * u).sum(1) * outer
-                bound = np.where(zero, 0, rough).sum(1) * np.abs(outer) + 64 * sigma.eps * size * np.abs(outer)
+                bound = np.where(zero, 0, rough).sum(1) + 64 * sigma.eps * size
+                bound = (bound + np.where(size > 0, SMALLEST[sigma.compute], 0)) * np.abs(outer)
                 # sums or powers that may overflow on the way
                 far = np.maximum(size, np.max(np.where(zero, 0, u * (np.abs(value) > 0)), axis=1, initial=0))
                 beyond = np.maximum(far, far * np.abs(outer)) > sigma.largest / 64
