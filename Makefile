@@ -24,7 +24,7 @@ KERNEL_TESTS := tests/ops/rows/test_cpu.py tests/ops/attention/test_attention.py
 CSRC := $(wildcard csrc/*/*.h csrc/*/*.cpp)
 CPP := $(CSRC) $(wildcard tools/*.cpp)
 
-.PHONY: demo test test-oldest lint format bench sanitize clean
+.PHONY: demo test test-oldest lint format bench sanitize sanitize-threads fuzz soak clean
 
 # with what it needs and no more, the kernels for this machine alone, unless all is there
 demo: $(if $(wildcard $(VENV)/.kernels),$(READY),$(DEMO))
@@ -70,6 +70,21 @@ sanitize: $(READY)
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH=$(SANITIZED) \
 	$(BIN)/python -m pytest tests/ops tests/nn/test_multihead.py \
 		-k "not compile and not opcheck and not export and not processes"
+
+# The division of attention's work among threads under ThreadSanitizer, without torch, whose threads it does not know.
+sanitize-threads:
+	mkdir -p build
+	g++ -std=c++20 -O1 -g -Wno-psabi -fsanitize=thread -pthread -Icsrc -DMULTIMAX_ISA=baseline \
+		csrc/attention/attention.cpp tools/threads.cpp -o build/threads
+	build/threads
+
+# Random hard inputs against an oracle of its own; goes on where it was interrupted. FUZZ="--seed 1234" for one case.
+fuzz: $(READY)
+	$(BIN)/python tools/fuzz --out build/fuzz $(FUZZ)
+
+# A million small calls: memory has to stay flat
+soak: $(READY)
+	$(BIN)/python tools/soak.py
 
 $(TORCH): constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -24,7 +24,9 @@ int64_t stride_of(const Tensor& t, int64_t dim) { return t.size(dim) == 1 ? 0 : 
 
 Heads heads_of(const Tensor& t, const char* name) {
   STD_TORCH_CHECK(t.dim() == 4, "multimax: expected ", name, " of 4 dims, got ", t.dim());
-  STD_TORCH_CHECK(t.size(3) <= 1 || t.stride(3) == 1, "multimax: expected ", name, " with a contiguous last dim");
+  // torch does not copy a tensor without entries to make it contiguous
+  STD_TORCH_CHECK(t.size(3) <= 1 || t.stride(3) == 1 || t.numel() == 0, "multimax: expected ", name,
+                  " with a contiguous last dim");
   return {data_of(t), stride_of(t, 0), stride_of(t, 1), stride_of(t, 2)};
 }
 
@@ -123,7 +125,7 @@ class Attention {
     scores.head = stride_of(*t, 1);
     scores.row = stride_of(*t, 2);
     scores.column = stride_of(*t, 3);
-    STD_TORCH_CHECK(scores.column == 0 || scores.column == 1, "multimax: expected ", name,
+    STD_TORCH_CHECK(scores.column == 0 || scores.column == 1 || t->numel() == 0, "multimax: expected ", name,
                     " with a contiguous last dim");
     switch (t->scalar_type()) {
       case ScalarType::Bool:

@@ -128,7 +128,7 @@ void gradients(const Tile* tiles, const RowStats* stats, int rows, const Params<
               } else {
                 log_p = (sigma(f, x) - top) - norm;
               }
-              ds = ds - exp<S>(log_p) * dot;
+              ds = S::zero_if(S::le(log_p, lowest()), ds - exp<S>(log_p) * dot);  // sigma may have overflowed to -inf
             }
             if constexpr (test) ds = S::zero_if(off, ds);
             out.store(i, sigma_backward<WithParams>(slopes, x, ds, sums), part);

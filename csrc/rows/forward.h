@@ -8,10 +8,9 @@ namespace {
 
 // A pass is compiled for what it depends on and no more: the order N here, the kind below.
 
-// For each row of a batch: work = sigma(x), -inf where masked; each lane's maximum; which lanes hold nothing but masked
-// entries
+// For each row of a batch: work = sigma(x), -inf where masked; each lane's maximum
 template <int N>
-void modulate(const Tile* tiles, int rows, const Params<C>& params, V* tops, Mask* empty) {
+void modulate(const Tile* tiles, int rows, const Params<C>& params, V* tops) {
   const Vectors<S, N> f(params);
   const V floor = S::set(masked_floor<T>);
   for (int r = 0; r < rows; ++r) {
@@ -19,19 +18,15 @@ void modulate(const Tile* tiles, int rows, const Params<C>& params, V* tops, Mas
     const auto x_ = t.x;
     const auto work = t.work;
     V m = lowest();
-    Mask none = S::first(S::width);
     each(
         t, 0, t.vectors(), MULTIMAX_EACH {
           V x = x_.load(i, part);
           fetch_ahead(x_.data + i * x_.step);
-          Mask off = masked(x, floor, part);
-          V s = S::select(off, lowest(), sigma(f, x));
-          none = S::both(none, off);
+          V s = S::select(masked(x, floor, part), lowest(), sigma(f, x));
           m = S::max(s, m);
           work.store(i, s, part);
         });
     tops[r] = m;
-    empty[r] = none;
   }
 }
 
@@ -66,11 +61,9 @@ void weigh(const Tile& t, const Params<C>& params, V top, V norm) {
       });
 }
 
-// Of a stretch of a long row, segment by segment: the largest sigma, the sum of exp(sigma - that), and which lanes hold
-// nothing but masked entries.
+// Of a stretch of a long row, segment by segment: the largest sigma, and the sum of exp(sigma - that).
 struct Measured {
   V tops[stretch_segments], totals[stretch_segments];
-  Mask none[stretch_segments];
 };
 
 // Of a whole row: the largest sigma and the norm.
@@ -126,16 +119,15 @@ struct Forward {
     }
   }
 
-  // 1 / total or log total; 0 for an empty row. Where the row is not empty but sigma of all that takes part overflowed
-  // to -inf, total is 0 and the result NaN, as it should be.
-  static V norm_of(V total, Mask empty) {
+  // 1 / total or log total; 0 for a row of which nothing is left, be it masked or sigma -inf
+  static V norm_of(V total) {
     V norm;
     if constexpr (kind == Kind::multimax) {
       norm = static_cast<C>(1) / total;
     } else {
       norm = log_lanes(total);
     }
-    return S::select(empty, V{}, norm);
+    return S::select(S::le(total, V{}), V{}, norm);
   }
 
   static void keep(const Tile& t, V top, V norm) {
@@ -153,8 +145,7 @@ struct Forward {
   void short_rows(const Tile* tiles, int rows) const {
     const bool columns = tiles[0].columns;
     V top[batch_rows], total[batch_rows];
-    Mask empty[batch_rows];
-    modulate(tiles, rows, params, top, empty);
+    modulate(tiles, rows, params, top);
     for (int r = 0; r < rows; ++r) {
       if (!columns) top[r] = S::set(S::max(top[r]));
       top[r] = finite(top[r]);
@@ -162,8 +153,7 @@ struct Forward {
     for (int r = 0; r < rows; ++r) exponentiate(tiles[r], top[r], total[r]);
     for (int r = 0; r < rows; ++r) {
       if (!columns) total[r] = S::set(S::sum(total[r]));
-      if (!columns && !S::all(empty[r])) empty[r] = Mask{};
-      total[r] = norm_of(total[r], empty[r]);
+      total[r] = norm_of(total[r]);
       keep(tiles[r], top[r], total[r]);
     }
     for (int r = 0; r < rows; ++r) normalise(tiles[r], top[r], total[r]);
@@ -176,11 +166,10 @@ struct Forward {
       const int64_t begin = k * segment, end = min(begin + segment, stretch.vectors());
       found.tops[k] = lowest();
       found.totals[k] = V{};
-      found.none[k] = S::first(S::width);
       if (begin >= end) continue;
       const Tile t = slice(stretch, begin, end);
       V top, total;
-      modulate(&t, 1, params, &top, &found.none[k]);
+      modulate(&t, 1, params, &top);
       if (!t.columns) top = S::set(S::max(top));
       t.keeps_work ? exponentiate(t, finite(top), total) : exponentiate<false>(t, finite(top), total);
       if (!t.columns) total = S::set(S::sum(total));
@@ -189,19 +178,16 @@ struct Forward {
     }
   }
 
-  static Joined join(const Measured* found, int64_t stretches, bool columns) {
+  static Joined join(const Measured* found, int64_t stretches) {
     V top = lowest(), total{};
-    Mask empty = S::first(S::width);
     for (int64_t i = 0; i < stretches; ++i) {
       for (int64_t k = 0; k < stretch_segments; ++k) {
         V m = found[i].tops[k], higher = S::max(m, top);
         total = total * exp<S>(top - finite(higher)) + found[i].totals[k] * exp<S>(m - finite(higher));
         top = higher;
-        empty = S::both(empty, found[i].none[k]);
       }
     }
-    if (!columns && !S::all(empty)) empty = Mask{};
-    return {finite(top), norm_of(total, empty)};
+    return {finite(top), norm_of(total)};
   }
 
   void finish(const Tile& stretch, const Measured& found, const Joined& row) const {
@@ -218,7 +204,7 @@ struct Forward {
     const int64_t stretches = (t.vectors() + step - 1) / step;
     auto stretch = [&](int64_t i) { return slice(t, i * step, min((i + 1) * step, t.vectors())); };
     for (int64_t i = 0; i < stretches; ++i) measure(stretch(i), measured[i]);
-    const Joined row = join(measured, stretches, t.columns);
+    const Joined row = join(measured, stretches);
     keep(t, row.top, row.norm);
     for (int64_t i = 0; i < stretches; ++i) finish(stretch(i), measured[i], row);
   }

@@ -101,8 +101,7 @@ void join_forward(const RowJob& job, int64_t first, int64_t last) {
   with_kind(job.kind, [&]<Kind kind>() {
     if constexpr (kind != Kind::modulate) {
       for (int64_t item = first; item < last; ++item) {
-        static_cast<Joined*>(job.of_items)[item] =
-            Forward<kind>::join(found + item * job.stretches, job.stretches, job.columns);
+        static_cast<Joined*>(job.of_items)[item] = Forward<kind>::join(found + item * job.stretches, job.stretches);
       }
     }
   });

@@ -183,12 +183,15 @@ MULTIMAX_INLINE typename S::V sigma(const Vectors<S, N>& f, typename S::V x) {
 // The gradient ds of sigma(x), taken on to x (returned) and, WithParams, to the parameters (added to the sums).
 // sums[4 (n - 1) ..]: ds u^n and ds u^(n-1) [x < b] of the lower term, ds v^n and ds v^(n-1) [x > d] of the upper
 // one; factors that do not depend on x are applied when the sums are complete.
-// f holds the slope's coefficients, n c and n e instead of c and e.
+// f holds the slope's coefficients, n c and n e instead of c and e. Where ds is 0, an entry adds nothing to anything,
+// whatever its powers and its slope overflow to.
 template <bool WithParams, class S, int N>
 MULTIMAX_INLINE typename S::V sigma_backward(const Vectors<S, N>& f, typename S::V x, typename S::V ds,
                                              typename S::V* sums) {
   using V = typename S::V;
   const V zero{};
+  const auto nothing = S::eq(ds, zero);
+  x = S::zero_if(nothing, x);
   // order 1: the slope is a step, 0 at the knot itself (the paper's subgradient there is 1)
   auto below = S::not_ge(x, f.b(0)), above = S::not_ge(f.d(0), x);  // NaN is both, as it is not to be lost
   const V one = S::set(1);
@@ -217,7 +220,7 @@ MULTIMAX_INLINE typename S::V sigma_backward(const Vectors<S, N>& f, typename S:
       sum[3] = sum[3] + dv;
     }
   }
-  return ds * slope;
+  return S::zero_if(nothing, ds * slope);
 }
 
 }  // namespace multimax::MULTIMAX_ISA

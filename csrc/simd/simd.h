@@ -68,6 +68,7 @@ struct VectorType {
 
   // max returns its second operand if either is NaN
   static V max(V a, V b) { return select(a > b, a, b); }
+  static Mask eq(V a, V b) { return a == b; }
   static Mask le(V a, V b) { return a <= b; }
   static Mask lt(V a, V b) { return a < b; }
   static Mask not_ge(V a, V b) { return ~(a >= b); }  // less, or NaN
@@ -162,6 +163,7 @@ struct Simd<float> : VectorType<float, int32_t, uint32_t, 23, 64> {
   static V load(const T* p, int n) { return _mm512_maskz_loadu_ps(first(n), p); }
   static void store(T* p, V a, int n) { _mm512_mask_storeu_ps(p, first(n), a); }
   static V max(V a, V b) { return _mm512_max_ps(a, b); }
+  static Mask eq(V a, V b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
   static Mask le(V a, V b) { return _mm512_cmp_ps_mask(a, b, _CMP_LE_OQ); }
   static Mask lt(V a, V b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
   static Mask not_ge(V a, V b) { return _mm512_cmp_ps_mask(a, b, _CMP_NGE_UQ); }
@@ -207,6 +209,7 @@ struct Simd<double> : VectorType<double, int64_t, uint64_t, 52, 64> {
   static V load(const T* p, int n) { return _mm512_maskz_loadu_pd(first(n), p); }
   static void store(T* p, V a, int n) { _mm512_mask_storeu_pd(p, first(n), a); }
   static V max(V a, V b) { return _mm512_max_pd(a, b); }
+  static Mask eq(V a, V b) { return _mm512_cmp_pd_mask(a, b, _CMP_EQ_OQ); }
   static Mask le(V a, V b) { return _mm512_cmp_pd_mask(a, b, _CMP_LE_OQ); }
   static Mask lt(V a, V b) { return _mm512_cmp_pd_mask(a, b, _CMP_LT_OQ); }
   static Mask not_ge(V a, V b) { return _mm512_cmp_pd_mask(a, b, _CMP_NGE_UQ); }

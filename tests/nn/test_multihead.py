@@ -225,7 +225,10 @@ def test_in_torchs_layers(which: str, batch_first: bool, training: bool) -> None
         ({"attn_mask": torch.zeros(6, 7)}, "expected attn_mask of shape (7, 7) or (12, 7, 7), got (6, 7)"),
         ({"key_padding_mask": torch.zeros(2, 7)}, "expected key_padding_mask of shape (3, 7), got (2, 7)"),
         ({"is_causal": True}, "expected an attn_mask with is_causal=True"),
-        ({"query": torch.zeros(1, 3, 7, 32)}, "expected query, key and value of 2 or 3 dims"),
+        ({"query": torch.zeros(1, 3, 7, 32)}, "expected query, key and value all of 2 or all of 3 dims"),
+        ({"key": torch.zeros(7, 32)}, "all of 2 or all of 3 dims, got (7, 3, 32), (7, 32) and (7, 3, 32)"),
+        ({"query": torch.zeros(7, 1, 32)}, "of one batch, on dim 1, got (7, 1, 32), (7, 3, 32) and (7, 3, 32)"),
+        ({"value": torch.zeros(7, 1, 32)}, "of one batch, on dim 1, got (7, 3, 32), (7, 3, 32) and (7, 1, 32)"),
     ],
     ids=str,
 )
@@ -234,3 +237,52 @@ def test_bad_input(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match="multimax: ") as caught:
         multimax.MultiheadAttention(32, 4)(**{"query": x, "key": x, "value": x, **options})
     assert words in str(caught.value)
+
+
+def test_padding_has_a_batch_dim_if_the_query_has() -> None:
+    module, padding = multimax.MultiheadAttention(32, 4), torch.zeros(7, dtype=torch.bool)
+    single, one = torch.zeros(7, 32), torch.zeros(7, 1, 32)
+    assert module(single, single, single, key_padding_mask=padding)[0].shape == (7, 32)
+    assert module(one, one, one, key_padding_mask=padding[None])[0].shape == (7, 1, 32)
+    with pytest.raises(ValueError, match=r"expected key_padding_mask of shape \(1, 7\), got \(7,\)"):
+        module(one, one, one, key_padding_mask=padding)
+    with pytest.raises(ValueError, match=r"expected key_padding_mask of shape \(7,\), got \(1, 7\)"):
+        module(single, single, single, key_padding_mask=padding[None])
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.filterwarnings("ignore")  # shapes in Python, and torch.jit itself
+def test_traces(need_weights: bool, grad: bool) -> None:
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = multimax.MultiheadAttention(32, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.attention(x, x, x, need_weights=need_weights)[0]
+            return out
+
+    module, x = Wrapped(), torch.randn(7, 3, 32)
+    with torch.set_grad_enabled(grad):
+        traced = torch.jit.trace(module, (x,))
+    torch.testing.assert_close(traced(x), module(x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["attn_mask", "key_padding_mask"])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.int32])
+@pytest.mark.parametrize("options", [{}, {"need_weights": False, "is_causal": True}], ids=str)
+def test_masks_of_integers_are_refused(name: str, dtype: torch.dtype, options: dict[str, Any]) -> None:
+    x = torch.zeros(7, 3, 32)
+    mask = torch.zeros((3, 7) if name == "key_padding_mask" else (7, 7), dtype=dtype)
+    causal = torch.ones(7, 7, dtype=torch.bool).triu(1)
+    masks = {"attn_mask": causal, name: mask}
+    with pytest.raises(TypeError, match=f"expected {name} to be a boolean or floating-point tensor, got {dtype}"):
+        multimax.MultiheadAttention(32, 4)(x, x, x, **masks, **options)
+
+
+def test_masks_of_integers_are_refused_in_a_decoder_layer() -> None:
+    layer = sharp(nn.TransformerDecoderLayer(32, 4, 48))
+    x = torch.zeros(7, 3, 32)
+    with pytest.raises(TypeError, match="expected key_padding_mask to be a boolean or floating-point tensor"):
+        layer(x, x, memory_key_padding_mask=torch.zeros(3, 7, dtype=torch.long))

@@ -234,6 +234,34 @@ def test_exported_programs(grad: bool, strict: bool) -> None:
         torch.testing.assert_close(plain.module()(batch), expected, rtol=1e-5, atol=1e-6)
 
 
+class Selected(nn.Module):
+    """Attention of the rows that are wanted: their number is not known when the program is made."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def forward(self, x: Tensor, wanted: Tensor) -> Tensor:
+        x = x[wanted]
+        mask = torch.ones(x.shape[0], 1, x.shape[2], x.shape[2], dtype=torch.bool).tril()
+        if self.name == "entmax15":
+            return reweighting.attention(x, x, x, reweight=self.name, attn_mask=mask)
+        coefs, knots = torch.full((2, 2), 0.1), torch.zeros(2, 2)
+        bias = {"score_bias": mask.to(x.dtype)} if self.name == "bias" else {"attn_mask": mask}
+        return multimax.multimax_attention(x, x, x, coefs, knots, **bias)
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", ["mask", "bias", "entmax15"])
+def test_a_batch_of_unknown_size(name: str) -> None:
+    model, x = Selected(name), torch.randn(4, 2, 5, 8)
+    with torch.no_grad():
+        program = torch.export.export(model, (x, torch.tensor([True, False, True, False])), strict=False)
+    for wanted in ([True, True, True, False], [False, True, False, False]):
+        arguments = (x, torch.tensor(wanted))
+        torch.testing.assert_close(program.module()(*arguments), model(*arguments))
+
+
 # ---- the switch ----
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import multimax
 from multimax import reweighting
@@ -206,6 +207,20 @@ def test_more_queries_than_keys(case: str) -> None:
     values = tensors(lq=9, lk=5)
     for options in ({}, {"is_causal": True}, {"window": (1, 1)}, {"window": (None, 0)}, {"window": (0, None)}):
         compare(CASES[case], values, **options)
+
+
+@every
+def test_torchs_causal_bias(case: str) -> None:
+    values = tensors()
+    for bias, option in (
+        (causal_upper_left(7, 9), {"is_causal": True}),
+        (causal_lower_right(7, 9), {"window": (None, 0)}),
+    ):
+        for block in (None, 3):
+            expected = reweighting.attention(*values, reweight=CASES[case], block=block, **option)
+            assert torch.equal(
+                reweighting.attention(*values, reweight=CASES[case], block=block, attn_mask=bias), expected
+            )
 
 
 @every

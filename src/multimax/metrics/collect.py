@@ -311,7 +311,7 @@ def collect(
     )
     for name, value in (("threshold", threshold), ("reference", reference), ("support_threshold", support_threshold)):
         checks.real_number(name, value, optional=True)
-    checks.positive_integer("k", k)
+    k = checks.positive_integer("k", k)
     checks.observable(model)
     collector = _Collector(model, options)
     with collector.running.watch(), observing.observe(collector.observe):

@@ -37,7 +37,7 @@ class LogHistogram:
     counts: Tensor  # (bins,), int64
 
     def __init__(self, low: float = 1e-8, high: float = 1.0, bins: int = 80) -> None:
-        checks.positive_integer("bins", bins)
+        bins = checks.positive_integer("bins", bins)
         low, high = checks.bin_range(low, high)
         steps = torch.linspace(math.log10(low), math.log10(high), bins + 1, dtype=torch.float64)
         self.edges = 10**steps

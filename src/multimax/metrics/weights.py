@@ -203,7 +203,7 @@ def top_mass(weights: Tensor, k: int, *, dim: int = -1) -> Tensor:
         tensor(0.8750)
     """
     weights, dim = _wide(weights, dim)
-    checks.positive_integer("k", k)
+    k = checks.positive_integer("k", k)
     if weights.ndim == 0:
         return weights
     return weights.topk(min(k, weights.shape[dim]), dim, sorted=False).values.sum(dim)

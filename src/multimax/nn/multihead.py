@@ -171,12 +171,16 @@ class MultiheadAttention(nn.MultiheadAttention):
         :func:`multimax.reweighting.attention`.
         """
         checks.causal_hint(is_causal, attn_mask)
-        checks.module_inputs(query, key, value)
+        checks.module_inputs(query, key, value, 0 if self.batch_first else 1)
         batched = query.dim() == 3
         q = self._batch_first(query)
         k = q if key is query else self._batch_first(key)  # tensors that are the same stay the same
         v = q if value is query else k if value is key else self._batch_first(value)
-        heads = self.num_heads
+        heads, queries, keys = self.num_heads, q.shape[1], k.shape[1]
+        if attn_mask is not None:
+            checks.module_mask("attn_mask", attn_mask, (queries, keys), (len(q) * heads, queries, keys))
+        if key_padding_mask is not None:
+            checks.module_mask("key_padding_mask", key_padding_mask, (len(q), keys) if batched else (keys,))
         q, k, v = self._project(q, k, v)  # (B, L, E)
         b = q.shape[0]
         extra = 0
@@ -189,7 +193,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             extra += 1
         q, k, v = (t.unflatten(-1, (heads, self.head_dim)).transpose(1, 2) for t in (q, k, v))  # (B, H, L, D)
         causal = is_causal and key_padding_mask is None and not need_weights and not extra
-        mask = None if causal else self._mask(attn_mask, key_padding_mask, q, k.shape[2] - extra, extra)
+        mask = None if causal else self._mask(attn_mask, key_padding_mask, q, keys, extra)
         dropout_p = self.dropout if self.training else 0.0
         function: nn.Module = self.reweight if hasattr(self, "reweight") else self.multimax
         compute = partial(
@@ -220,14 +224,11 @@ class MultiheadAttention(nn.MultiheadAttention):
     ) -> Tensor | None:
         """Both masks, for q of (B, H, Lq, D), as one that broadcasts to (B, H, Lq, Lk): boolean in SDPA's sense, or
         numbers."""
-        b, heads, queries, _ = q.shape
+        b, heads = q.shape[:2]
         masks = []
         if attn_mask is not None:
-            checks.one_of_shapes("attn_mask", attn_mask, (queries, keys), (b * heads, queries, keys))
             masks.append(attn_mask if attn_mask.dim() == 2 else attn_mask.unflatten(0, (b, heads)))
         if key_padding_mask is not None:
-            single = [(keys,)] if b == 1 else []  # without a batch dim
-            checks.one_of_shapes("key_padding_mask", key_padding_mask, (b, keys), *single)
             masks.append(key_padding_mask.reshape(b, 1, 1, keys))
         if not masks:
             return None

@@ -1,10 +1,14 @@
 """Every check on arguments, once. The errors say what was expected, what was given, and the remedy if there is one."""
 
+import contextlib
 import inspect
+import operator
 from collections.abc import Collection, Mapping, Sequence
+from typing import SupportsIndex
 
 import torch
 from torch import Tensor
+from torch.nn.attention.bias import CausalBias
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -18,7 +22,8 @@ def broadcasts(sizes: Sequence[int], full: Sequence[int]) -> bool:
     """Whether a tensor of the first shape broadcasts to the second."""
     if len(sizes) > len(full):
         return False
-    return all(size in (1, whole) for size, whole in zip(sizes[::-1], full[::-1], strict=False))
+    # equal first: whether a size that is unknown while exporting is 1 cannot be asked
+    return all(size in (whole, 1) for size, whole in zip(sizes[::-1], full[::-1], strict=False))
 
 
 def choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
@@ -126,10 +131,15 @@ def pair(coefs: Tensor, knots: Tensor) -> None:
         raise ValueError(f"multimax: expected knots of the shape of coefs, {shape(coefs)}, got {shape(knots)}")
 
 
-def integer(name: str, value: object) -> None:
-    """An int that is not a bool."""
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"multimax: expected {name} to be an int, got {type(value).__name__}")
+def integer(name: str, value: object) -> int:
+    """An int that is not a bool, or something that is one, such as NumPy's or a tensor without dims."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    truth = isinstance(value, bool) or (isinstance(value, Tensor) and value.dtype == torch.bool)
+    if isinstance(value, SupportsIndex) and not truth:
+        with contextlib.suppress(TypeError):  # of a tensor with dims, or of floats
+            return operator.index(value)
+    raise TypeError(f"multimax: expected {name} to be an int, got {type(value).__name__}")
 
 
 def flag(name: str, value: object) -> None:
@@ -149,7 +159,7 @@ def at_least(name: str, value: object, least: int) -> None:
 
 def dimension(dim: int, ndim: int) -> int:
     """A dim of a tensor, counted from the front."""
-    integer("dim", dim)
+    dim = integer("dim", dim)
     size = max(ndim, 1)  # as in torch, a scalar may be addressed as if it had one dim
     if not -size <= dim < size:
         raise ValueError(f"multimax: expected dim in [{-size}, {size - 1}] for an input of {ndim} dims, got {dim}")
@@ -338,13 +348,33 @@ def attention_parameters(query: Tensor, coefs: Tensor, knots: Tensor) -> None:
         )
 
 
+def numbers(name: str, value: object, boolean: bool) -> None:
+    """A dense floating-point tensor, or, if that is allowed, a boolean one."""
+    allowed = isinstance(value, Tensor) and (value.dtype in DTYPES or (boolean and value.dtype == torch.bool))
+    if not allowed or isinstance(value, CausalBias):
+        kind = "a boolean or floating-point tensor" if boolean else "a floating-point tensor"
+        got = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        if isinstance(value, CausalBias):
+            got = "torch's CausalBias, which has no values; write it out, with torch.ones and tril"
+        raise TypeError(f"multimax: expected {name} to be {kind}, got {got}")
+    assert isinstance(value, Tensor)
+    dense(name, value)
+
+
+def causal_bias(value: CausalBias, query: Tensor, key: Tensor) -> None:
+    """torch's causal bias, made for these lengths."""
+    lengths = (query.shape[-2], key.shape[-2])
+    if (value.seq_len_q, value.seq_len_kv) != lengths:
+        raise ValueError(
+            f"multimax: expected a causal bias for the lengths of query and key, {lengths}, "
+            f"got one for {(value.seq_len_q, value.seq_len_kv)}"
+        )
+
+
 def scores(name: str, value: object, query: Tensor, full: tuple[int, ...], boolean: bool) -> None:
     """A mask or a bias that broadcasts to the scores."""
-    kind = "a boolean or floating-point tensor" if boolean else "a floating-point tensor"
-    if not isinstance(value, Tensor) or (value.dtype not in DTYPES and not (boolean and value.dtype == torch.bool)):
-        got = value.dtype if isinstance(value, Tensor) else type(value).__name__
-        raise TypeError(f"multimax: expected {name} to be {kind}, got {got}")
-    dense(name, value)
+    numbers(name, value, boolean)
+    assert isinstance(value, Tensor)
     same_device(name, value, query)
     if not broadcasts(value.shape, full):
         raise ValueError(f"multimax: expected {name} that broadcasts to the scores' shape {full}, got {shape(value)}")
@@ -441,6 +471,13 @@ def target(value: object, like: Tensor, hard: tuple[int, ...], soft: tuple[int, 
         raise ValueError(f"multimax: expected target to be {wanted}, got indices of shape {shape(value)}")
 
 
+# How far the sum of target probabilities may be from 1: they may have been computed in half precision, whatever their
+# dtype now. Two roundings of each, as of smoothing and mixup in bfloat16, change the sum by at most the dtype's eps;
+# probabilities next to float16's smallest number, as of smoothing over many classes, by half of that each.
+ROUNDING = torch.finfo(torch.bfloat16).eps
+SMALLEST = torch.finfo(torch.float16).smallest_normal * torch.finfo(torch.float16).eps
+
+
 def target_values(value: Tensor, classes: int, ignore_index: int) -> None:
     """Indices below the number of classes, or valid probabilities. On the CPU alone: elsewhere the host would have to
     wait for the values, and a row with a wrong index has a loss of NaN instead."""
@@ -455,12 +492,11 @@ def target_values(value: Tensor, classes: int, ignore_index: int) -> None:
             )
         return
     low, high = (bound.item() for bound in value.aminmax())
-    if not (low >= 0 and high <= 1.001):
+    if not (low >= 0 and high <= 1 + ROUNDING):
         raise ValueError(f"multimax: expected target probabilities in [0, 1], got values from {low:g} to {high:g}")
-    # half precision rounds each of the entries
     total = value.sum(-1, dtype=torch.float32 if value.dtype != torch.float64 else value.dtype)
     off = (total - 1).abs().max().item()
-    if not off <= max(1e-3, torch.finfo(value.dtype).eps * 4):
+    if not off <= ROUNDING + value.shape[-1] * SMALLEST / 2:
         raise ValueError(f"multimax: expected target probabilities that sum to 1 in each row, got a sum off by {off:g}")
 
 
@@ -479,11 +515,12 @@ def loss_options(reduction: object, label_smoothing: object, z_loss: object) -> 
     number("z_loss", z_loss, 0, float("inf"))
 
 
-def rows_of_a_chunk(chunk: int) -> None:
+def rows_of_a_chunk(chunk: object) -> int:
     """How many rows' logits are held at once."""
-    integer("chunk", chunk)
-    if chunk < 1:
-        raise ValueError(f"multimax: expected chunk of at least 1 row, got {chunk}")
+    rows = integer("chunk", chunk)
+    if rows < 1:
+        raise ValueError(f"multimax: expected chunk of at least 1 row, got {rows}")
+    return rows
 
 
 def whole_rows(target: Tensor, places: tuple[int, ...]) -> None:
@@ -548,12 +585,12 @@ def real_number(name: str, value: object, *, optional: bool = False) -> None:
         raise TypeError(f"multimax: expected {name} to be {wanted}, got {type(value).__name__}")
 
 
-def positive_integer(name: str, value: object) -> None:
+def positive_integer(name: str, value: object) -> int:
     """An int of at least 1."""
-    integer(name, value)
-    assert isinstance(value, int)
-    if value < 1:
-        raise ValueError(f"multimax: expected {name} of at least 1, got {value}")
+    number = integer(name, value)
+    if number < 1:
+        raise ValueError(f"multimax: expected {name} of at least 1, got {number}")
+    return number
 
 
 def weights_for(x: Tensor, weights: Tensor) -> None:
@@ -809,8 +846,7 @@ def patch_size(value: object, images: Tensor) -> tuple[int, int]:
     sides = value if isinstance(value, tuple) else (value, value)
     if len(sides) != 2:
         raise ValueError(f"multimax: expected patch_size to be an int or a pair (height, width), got {value!r}")
-    for side in sides:
-        integer("patch_size", side)
+    sides = tuple(integer("patch_size", side) for side in sides)
     size = tuple(images.shape[-2:])
     if min(sides) < 1 or any(length % side for length, side in zip(size, sides, strict=True)):
         raise ValueError(
@@ -955,7 +991,7 @@ def no_loss_options(given: Mapping[str, object]) -> None:
         raise TypeError(f"multimax: expected no {', '.join(given)} without a target; these are options of the loss")
 
 
-def module_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
+def module_inputs(query: Tensor, key: Tensor, value: Tensor, batch_dim: int) -> None:
     """The inputs of an attention module: (L, E), (B, L, E) or (L, B, E)."""
     for name, t in (("query", query), ("key", key), ("value", value)):
         if t.is_nested:  # nn.TransformerEncoder makes them, in evaluation
@@ -963,11 +999,11 @@ def module_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
                 f"multimax: expected {name} to be a dense tensor, got a nested one; make nn.TransformerEncoder "
                 "with enable_nested_tensor=False"
             )
+    got = f"{shape(query)}, {shape(key)} and {shape(value)}"
     if query.dim() not in (2, 3) or key.dim() != query.dim() or value.dim() != query.dim():
-        raise ValueError(
-            "multimax: expected query, key and value of 2 or 3 dims, got "
-            f"{shape(query)}, {shape(key)} and {shape(value)}"
-        )
+        raise ValueError(f"multimax: expected query, key and value all of 2 or all of 3 dims, got {got}")
+    if query.dim() == 3 and not query.shape[batch_dim] == key.shape[batch_dim] == value.shape[batch_dim]:
+        raise ValueError(f"multimax: expected query, key and value of one batch, on dim {batch_dim}, got {got}")
 
 
 def causal_hint(is_causal: object, attn_mask: Tensor | None) -> None:
@@ -977,7 +1013,9 @@ def causal_hint(is_causal: object, attn_mask: Tensor | None) -> None:
         raise ValueError("multimax: expected an attn_mask with is_causal=True, which is only a hint, as in torch")
 
 
-def one_of_shapes(name: str, value: Tensor, *allowed: tuple[int, ...]) -> None:
-    """A tensor of one of several shapes."""
+def module_mask(name: str, value: object, *allowed: tuple[int, ...]) -> None:
+    """A mask of an attention module, of one of several shapes."""
+    numbers(name, value, boolean=True)
+    assert isinstance(value, Tensor)
     if tuple(value.shape) not in allowed:
         raise ValueError(f"multimax: expected {name} of shape {' or '.join(map(str, allowed))}, got {shape(value)}")

@@ -5,7 +5,7 @@ An operation's call is a NamedTuple. Its fields are the operator's arguments, in
 Python: an implementation, compiled or not, only registers what it computes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, get_type_hints
 
 import torch
@@ -108,10 +108,21 @@ def recorded() -> bool:
     return bool(torch.jit.is_tracing())  # type: ignore[attr-defined]
 
 
+def distinct(args: Iterable[Any]) -> list[Any]:
+    """The arguments, a tensor that comes again as a view of it: the compiler refuses one that comes twice."""
+    found: list[Any] = []
+    for arg in args:
+        again = isinstance(arg, Tensor) and any(arg is other for other in found)
+        found.append(arg.view_as(arg) if again else arg)
+    return found
+
+
 def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """``function.apply``, without the inspection of signatures that torch.func and the compiler need: 50
     microseconds per call that are saved where neither is active."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if torch.compiler.is_compiling():
+        return lambda *args: function.apply(*distinct(args))
+    if torch._C._are_functorch_transforms_active():
         return function.apply
     plain: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
     return plain

@@ -134,7 +134,7 @@ def attention_maps(
     """
     photo = pictures.picture(image)
     groups = _groups(attention, inputs, layers)
-    checks.integer("query", query)
+    query = checks.integer("query", query)
     heads = max(len(weights) for group in groups.values() for weights in group.values())
     columns = 1 + sum(map(len, groups.values()))
     figure = style.figure(heads, columns, 1.15, 1.15)

@@ -268,21 +268,19 @@ def attention(
                 scale=scale,
                 enable_gqa=enable_gqa,
             )
-    checks.flag("is_causal", is_causal)
-    given = inputs(query, key, value, attn_mask, score_bias, enable_gqa)
+    given = inputs(query, key, value, attn_mask, score_bias, is_causal, window, enable_gqa)
     shape = (*given.query.shape[:3], given.key.shape[2])
     if attn_scale is not None:
         checks.omega(attn_scale, given.query, shape)
-    left, right = checks.window_bounds(window)
     call = Attention(
         inputs=given,
         function=function,
         omega=attn_scale,
         dropout_p=checks.number("dropout_p", dropout_p, 0, 1),
         scale=scale_of(scale, given.query),
-        causal=is_causal,
-        left=left,
-        right=right,
+        causal=given.causal,
+        left=given.left,
+        right=given.right,
         softcap=softcap,
     )
     dtype = compute_dtype(given.query.dtype)

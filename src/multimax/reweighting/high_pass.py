@@ -101,7 +101,7 @@ class AttnScale(nn.Module):
     ) -> None:
         super().__init__()
         if heads is not None:
-            checks.integer("heads", heads)
+            heads = checks.integer("heads", heads)
             checks.at_least("heads", heads, 1)
         self.heads = heads
         self.omega = nn.Parameter(torch.empty(() if heads is None else (heads,), device=device, dtype=dtype))

@@ -94,7 +94,7 @@ def _fenchel_young(
 ) -> Tensor:
     """The loss of entmax at any alpha, number or tensor."""
     checks.logits(input)
-    checks.integer("ignore_index", ignore_index)
+    ignore_index = checks.integer("ignore_index", ignore_index)
     checks.choice("reduction", reduction, checks.REDUCTIONS)
     smoothing = checks.number("label_smoothing", label_smoothing, 0, 1)
     dim = 0 if input.ndim == 1 else 1
@@ -142,6 +142,7 @@ def sparsemax_loss(
     Args:
         input: scores of shape (C,), (R, C) or (R, C, d1, ..., dk), as in ``F.cross_entropy``.
         target: class indices of shape (), (R,) or (R, d1, ..., dk), or class probabilities of the shape of ``input``.
+            As for :func:`multimax.multimax_cross_entropy`, a row's sum may be off by what rounding makes of it.
         ignore_index: rows with this target do not count; for indices only.
         reduction: "mean" (over the rows that count), "sum" or "none".
         label_smoothing: in [0, 1].
@@ -283,7 +284,7 @@ class _Loss(nn.Module):
 
     def __init__(self, *, ignore_index: int = -100, reduction: str = "mean", label_smoothing: float = 0.0) -> None:
         super().__init__()
-        checks.integer("ignore_index", ignore_index)
+        ignore_index = checks.integer("ignore_index", ignore_index)
         checks.choice("reduction", reduction, checks.REDUCTIONS)
         checks.number("label_smoothing", label_smoothing, 0, 1)
         self.ignore_index, self.reduction, self.label_smoothing = ignore_index, reduction, label_smoothing

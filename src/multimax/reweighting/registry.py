@@ -103,7 +103,7 @@ class Reweighter(nn.Module):
 
     def __init__(self, *, dim: int = -1) -> None:
         super().__init__()
-        checks.integer("dim", dim)
+        dim = checks.integer("dim", dim)
         self.dim = dim
 
     def options(self, ndim: int, dim: int) -> dict[str, Any]:

@@ -151,7 +151,7 @@ class Monitor:
         score_range: tuple[float, float] | None = None,
         limit: float = 100.0,
     ) -> None:
-        checks.positive_integer("every", every)
+        every = checks.positive_integer("every", every)
         checks.number_above("limit", limit, 0)
         checks.score_range(score_range)
         self.modules = dict(reweighting_modules(_unwrapped(model)))

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import multimax
 from draws import parameters
@@ -245,6 +246,40 @@ def test_a_window_of_any_size_is_no_bound(lengths: tuple[int, int]) -> None:
                 torch.testing.assert_close(result, other)
 
 
+@needs_kernels
+@pytest.mark.parametrize("lengths", [(9, 9), (4, 12), (12, 4)], ids=str)
+@pytest.mark.filterwarnings("ignore:Lower right causal bias will produce NaNs")  # in torch; here zeros
+def test_torchs_causal_bias(lengths: tuple[int, int]) -> None:
+    inputs = make(b=1, h=2, queries=lengths[0], keys=lengths[1])
+    grad = torch.randn(inputs[0].shape)
+    whole = torch.ones(lengths, dtype=torch.bool)
+    masks = {
+        causal_upper_left(*lengths): whole.tril(),
+        causal_lower_right(*lengths): whole.tril(lengths[1] - lengths[0]),
+    }
+    for bias, mask in masks.items():
+        for impl in (KERNEL, "torch", "reference"):
+            for window in (None, (2, None), (None, 1)):
+                for result, other in zip(
+                    run(impl, grad, inputs, attn_mask=bias, window=window),
+                    run(impl, grad, inputs, attn_mask=mask, window=window),
+                    strict=True,
+                ):
+                    torch.testing.assert_close(result, other)
+        if lengths[0] <= lengths[1]:
+            plain = [*inputs[:3], torch.zeros(2, 2), torch.zeros(2, 2)]
+            theirs = F.scaled_dot_product_attention(*inputs[:3], attn_mask=bias)
+            torch.testing.assert_close(multimax_attention(*plain, attn_mask=bias), theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_torchs_causal_bias_under_compile() -> None:
+    inputs = make(b=1, h=2, queries=4, keys=12)
+    for bias in (causal_upper_left(4, 12), causal_lower_right(4, 12)):
+        expected = multimax_attention(*inputs, attn_mask=bias)
+        compiled = torch.compile(lambda *args, bias=bias: multimax_attention(*args, attn_mask=bias))
+        torch.testing.assert_close(compiled(*inputs), expected)
+
+
 FEW = {  # queries, keys, width, width of values, and options
     "one": (1, 197, 64, 64, {}),
     "split": (1, 1300, 20, 33, {}),
@@ -319,10 +354,14 @@ def test_empty(shape: tuple[int, int, int, int]) -> None:
     b, h, queries, keys = shape
     inputs = make(b=b, h=1, queries=queries, keys=keys)
     inputs[:3] = [t.expand(b, h, *t.shape[2:]) if h != 1 else t for t in (t[:, :h] for t in inputs[:3])]
-    out, *grads = run(KERNEL, torch.zeros(b, h, queries, 16), inputs)
-    assert out.shape == (b, h, queries, 16)
-    assert torch.all(out == 0)
-    assert all(torch.all(grad == 0) for grad in grads)
+    for transposed in (False, True):
+        if transposed:
+            inputs[:3] = [t.transpose(-1, -2).contiguous().transpose(-1, -2) for t in inputs[:3]]
+        for grad in (torch.zeros(b, h, queries, 16), torch.zeros(()).expand(b, h, queries, 16)):
+            out, *grads = run(KERNEL, grad, inputs, attn_mask=torch.ones(keys, queries, dtype=torch.bool).T)
+            assert out.shape == (b, h, queries, 16)
+            assert torch.all(out == 0)
+            assert all(torch.all(grad == 0) for grad in grads)
 
 
 @needs_kernels
@@ -685,6 +724,8 @@ SQUARE = (2, 4, 9, 16)
         ({"attn_mask": torch.zeros(9, 8)}, ValueError, "broadcasts to the scores' shape (2, 4, 9, 9), got (9, 8)"),
         ({"attn_mask": torch.zeros(9, 9).int()}, TypeError, "expected attn_mask to be a boolean or floating-point"),
         ({"score_bias": torch.ones(9, 9).bool()}, TypeError, "expected score_bias to be a floating-point tensor"),
+        ({"attn_mask": causal_upper_left(9, 8)}, ValueError, "lengths of query and key, (9, 9), got one for (9, 8)"),
+        ({"score_bias": causal_upper_left(9, 9)}, TypeError, "got torch's CausalBias, which has no values"),
         ({"dropout_p": 1.5}, ValueError, "expected dropout_p in [0, 1], got 1.5"),
         ({"dropout_p": "x"}, TypeError, "expected dropout_p to be a number, got str"),
         ({"window": 5}, TypeError, "expected window to be a pair (left, right), got 5; (w - 1, 0) is a causal"),
@@ -865,6 +906,28 @@ def test_export() -> None:
     model = Model()
     exported = torch.export.export(model, inputs)
     torch.testing.assert_close(exported.module()(*inputs), model(*inputs))
+
+
+@needs_kernels
+def test_compile_with_one_tensor_in_several_places() -> None:
+    x, coefs, target = torch.randn(1, 3, 5, 8), torch.full((2, 2), 0.1), torch.tensor([1, 0, 7])
+    functions = [
+        lambda x, coefs: multimax_attention(x, x, x, coefs, coefs, impl=KERNEL),
+        lambda x, coefs: multimax.multimax(x, coefs, coefs, impl=KERNEL),
+        lambda x, coefs: multimax.multimax_cross_entropy(x[0, :, 0], target, coefs, coefs, impl=KERNEL),
+        lambda x, coefs: multimax.linear_multimax_cross_entropy(
+            x[0, :, 0], x[0].flatten(0, 1), target, coefs, coefs, impl=KERNEL
+        ),
+    ]
+    for function in functions:
+        leaves = [t.clone().requires_grad_() for t in (x, coefs)]
+        torch._dynamo.reset()
+        results = []
+        for run_it in (torch.compile(function, fullgraph=True), function):
+            out = run_it(*leaves)
+            results.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
+        for result, other in zip(*results, strict=True):
+            torch.testing.assert_close(result, other)
 
 
 @needs_kernels

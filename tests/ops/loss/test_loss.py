@@ -1,9 +1,11 @@
 """The losses against the formulas in float64 and against torch's, for every option, with every gradient."""
 
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -825,6 +827,71 @@ class TestOperations:
         for i in range(4):
             hidden = h[i].clone().requires_grad_()
             torch.testing.assert_close(mapped[i], torch.autograd.grad(loss(hidden, w, target[i]), hidden)[0])
+
+
+def smoothed(classes: int, smoothing: float, dtype: torch.dtype) -> Tensor:
+    """One-hot targets, smoothed in that dtype."""
+    hard = torch.nn.functional.one_hot(torch.tensor([0, classes - 1]), classes).to(dtype)
+    return hard * (1 - smoothing) + smoothing / classes
+
+
+def mixed(classes: int, dtype: torch.dtype) -> Tensor:
+    """Smoothed targets, mixed by pairs as mixup does, in that dtype."""
+    targets = smoothed(classes, 0.1, dtype)
+    return targets * 0.37 + targets.flip(0) * (1 - 0.37)
+
+
+class TestRoundedProbabilities:
+    """Probabilities that were computed in half precision, which rounds each of them."""
+
+    @pytest.mark.parametrize("now", [torch.float32, torch.float64, None])
+    @pytest.mark.parametrize(
+        ("classes", "make"),
+        [
+            (40, lambda n: torch.softmax(torch.randn(200, n), -1).bfloat16()),
+            (1000, lambda n: torch.softmax(torch.randn(20, n), -1).bfloat16()),
+            (3, lambda n: torch.full((2, n), 1 / n).bfloat16()),
+            (1000, lambda n: mixed(n, torch.bfloat16)),
+            (1000, lambda n: mixed(n, torch.float16)),
+            (262144, lambda n: smoothed(n, 0.1, torch.float16)),
+            (262144, lambda n: smoothed(n, 0.0077, torch.float16)),  # every one of them is rounded to 0
+            (262144, lambda n: smoothed(n, 0.1, torch.bfloat16)),
+        ],
+    )
+    def test_are_taken(self, classes: int, make: Callable[[int], Tensor], now: torch.dtype | None) -> None:
+        target = make(classes)
+        target = target if now is None else target.to(now)
+        coefs, knots = torch.zeros(1, 2), torch.zeros(1, 2)
+        for x in (torch.randn(target.shape), torch.randn(target.shape, dtype=torch.float64)):
+            expected = torch.nn.functional.cross_entropy(x, target.to(x.dtype))
+            torch.testing.assert_close(
+                multimax.multimax_cross_entropy(x, target, coefs, knots), expected, rtol=1e-4, atol=1e-5
+            )
+        assert multimax.reweighting.sparsemax_loss(x, target).isfinite()
+
+    @pytest.mark.parametrize("factor", [0.0, 0.5, 0.98, 1.02, 2.0])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    def test_others_are_not(self, factor: float, dtype: torch.dtype) -> None:
+        target = (torch.full((2, 100), 0.01) * factor).to(dtype)
+        with pytest.raises(ValueError, match="that sum to 1 in each row, got a sum off by"):
+            multimax.multimax_cross_entropy(torch.randn(2, 100), target, torch.zeros(1, 2), torch.zeros(1, 2))
+
+
+@pytest.mark.parametrize("value", [numpy.int64(2), torch.tensor(2), numpy.array(2)], ids=repr)
+def test_integers_of_any_kind(value: Any) -> None:
+    coefs, knots = torch.full((2, 2), 0.1), torch.zeros(2, 2)
+    x, weight, target = torch.randn(6, 11), torch.randn(11, 11), torch.tensor([0, 2, 2, 4, 2, 5])
+    for loss, arguments in (
+        (multimax.multimax_cross_entropy, (x, target, coefs, knots)),
+        (multimax.linear_multimax_cross_entropy, (x, weight, target, coefs, knots)),
+        (multimax.reweighting.sparsemax_loss, (x, target)),
+    ):
+        assert torch.equal(loss(*arguments, ignore_index=value), loss(*arguments, ignore_index=2))
+        for wrong in (torch.tensor([2, 3]), torch.tensor(2.0), torch.tensor(True), numpy.float64(2)):
+            with pytest.raises(TypeError, match="expected ignore_index to be an int, got"):
+                loss(*arguments, ignore_index=wrong)
+    x = torch.randn(2, 3, 4)
+    assert torch.equal(multimax.multimax(x, coefs, knots, dim=value), multimax.multimax(x, coefs, knots, dim=2))
 
 
 class TestErrors:

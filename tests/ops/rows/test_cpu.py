@@ -358,12 +358,62 @@ def test_large_offsets_lose_nothing(isa: str) -> None:
         assert_as_good_as_eager("log_multimax", torch.randn(x.shape), x, coefs, knots, params=False)
 
 
-def test_overflow_of_sigma_in_a_whole_row_is_nan_not_empty(isa: str) -> None:
-    coefs, knots = torch.tensor([[0.0, 0.0], [-1.0, 0.0]]), torch.zeros(2, 2)
-    x = torch.full((2, 33), -1e30)
-    assert multimax.multimax(x, coefs, knots, impl=KERNEL).isnan().all()
-    x[:, 0] = 1.0
-    assert torch.equal(multimax.multimax(x, coefs, knots, impl=KERNEL)[:, 0], torch.ones(2))
+SINKING = torch.tensor([[0.0, 0.0], [-1.0, 0.0]]), torch.zeros(2, 2)  # sigma(-1e30) overflows to -inf
+RISING = torch.tensor([[0.0, 0.0], [0.0, 1.0]]), torch.zeros(2, 2)  # sigma(1e30) overflows to inf
+
+
+@pytest.mark.parametrize("name", ["multimax", "log_multimax"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("length", [1, 33, 5000])
+def test_what_overflows_to_minus_infinity_counts_as_masked(
+    isa: str, name: str, dtype: torch.dtype, length: int
+) -> None:
+    far = -1e200 if dtype == torch.float64 else -1e30
+    for impl in (KERNEL, "reference"):
+        for first in (far, 1.0):
+            x = torch.full((2, length), far, dtype=dtype)
+            x[:, 0] = first
+            leaves = [t.clone().requires_grad_() for t in (x, *SINKING)]
+            out = getattr(multimax, name)(*leaves, impl=impl)
+            weights = torch.zeros_like(x)
+            weights[:, 0] = float(first == 1.0)
+            assert torch.equal(out, weights if name == "multimax" else weights.log()), impl
+            grad = torch.zeros_like(x)
+            grad[:, 0] = 1.0
+            for gradient in torch.autograd.grad(out, leaves, grad):
+                assert torch.all(gradient == 0), impl
+
+
+@pytest.mark.parametrize("name", ["multimax", "log_multimax"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("length", [33, 5000])
+def test_what_overflows_to_infinity_makes_its_row_nan_but_for_what_is_masked(
+    isa: str, name: str, dtype: torch.dtype, length: int
+) -> None:
+    x = torch.randn(2, length).to(dtype)
+    x[0, 3] = 1e30
+    x[:, 5] = -torch.inf
+    mask = torch.rand(2, length) < 0.7
+    mask[:, 3] = True
+    off = ~mask | (x == -torch.inf)
+    for impl in (KERNEL, "reference"):
+        leaves = [t.clone().requires_grad_() for t in (x, *RISING)]
+        out = getattr(multimax, name)(*leaves, mask=mask, impl=impl)
+        assert out[0][~off[0]].isnan().all()
+        assert torch.all(out[off] == (0 if name == "multimax" else -torch.inf))
+        assert not out[1][~off[1]].isnan().any()
+        grad = torch.autograd.grad(out, leaves[0], torch.randn(x.shape).to(dtype))[0]
+        assert torch.all(grad[off] == 0), impl
+        assert grad[1].isfinite().all()
+
+
+def test_an_entry_of_weight_0_adds_nothing_though_its_powers_overflow(isa: str) -> None:
+    x, coefs, knots = torch.tensor([[0.0, -1e20, -1e38]]), torch.zeros(4, 2), torch.zeros(4, 2)
+    for impl in (KERNEL, "reference"):
+        leaves = [t.clone().requires_grad_() for t in (x, coefs, knots)]
+        out = multimax.multimax(*leaves, impl=impl)
+        for gradient in torch.autograd.grad(out, leaves, torch.tensor([[1.0, 2.0, 3.0]])):
+            assert torch.all(gradient == 0), impl
 
 
 def test_far_below_the_maximum_is_exactly_zero(isa: str) -> None:

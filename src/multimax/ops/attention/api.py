@@ -106,7 +106,8 @@ def multimax_attention(
         coefs: (N, 2) for one set of parameters or (H, N, 2) for one per head, as for :func:`multimax.multimax`.
         knots: of the same shape as ``coefs``.
         attn_mask: broadcastable to (..., H, Lq, Lk): boolean, True where a key takes part, or numbers that are added
-            after :math:`\sigma`, where -inf, or half of the dtype's lowest value and below, excludes a key.
+            after :math:`\sigma`, where -inf, or half of the dtype's lowest value and below, excludes a key; or a
+            ``torch.nn.attention.bias.CausalBias``.
         score_bias: numbers that are part of the score, such as ALiBi or a relative position bias, broadcastable
             likewise: added before :math:`\sigma`, with a gradient.
         dropout_p: probability with which a weight is dropped. The choice follows from ``torch.manual_seed``, is the
@@ -134,11 +135,9 @@ def multimax_attention(
         >>> multimax.multimax_attention(query, key, value, coefs, knots, is_causal=True).shape
         torch.Size([2, 6, 197, 64])
     """
-    given = inputs(query, key, value, attn_mask, score_bias, enable_gqa)
+    given = inputs(query, key, value, attn_mask, score_bias, is_causal, window, enable_gqa)
     checks.attention_parameters(given.query, coefs, knots)
-    checks.flag("is_causal", is_causal)
     checks.flag("return_lse", return_lse)
-    left, right = checks.window_bounds(window)
     call = AttentionCall(
         given.query,
         given.key,
@@ -152,9 +151,9 @@ def multimax_attention(
         seed=None,
         dropout_p=checks.number("dropout_p", dropout_p, 0, 1),
         scale=scale_of(scale, given.query),
-        causal=is_causal,
-        left=left,
-        right=right,
+        causal=given.causal,
+        left=given.left,
+        right=given.right,
     )
     out, lse = _run(call, impl)
     out = out.reshape(*given.lead, *out.shape[-2:])

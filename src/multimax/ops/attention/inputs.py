@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from multimax.ops import checks, dtypes
 from multimax.ops.layout import contiguous_rows
@@ -18,14 +19,17 @@ CAST = (torch.float32, torch.float16, torch.bfloat16)  # what autocast casts
 
 
 class Inputs(NamedTuple):
-    """The inputs of attention: (B, H, L, D) each with contiguous rows, masks that broadcast to (B, H, Lq, Lk), and
-    the dims that come before (Lq, Dv) in the result."""
+    """The inputs of attention: (B, H, L, D) each with contiguous rows, masks that broadcast to (B, H, Lq, Lk), the band
+    as an AttentionCall has it, and the dims that come before (Lq, Dv) in the result."""
 
     query: Tensor
     key: Tensor
     value: Tensor
     mask: Tensor | None
     bias: Tensor | None
+    causal: bool
+    left: int
+    right: int
     lead: tuple[int, ...]
 
 
@@ -48,9 +52,13 @@ def inputs(
     value: Tensor,
     attn_mask: Tensor | None,
     score_bias: Tensor | None,
+    is_causal: bool,
+    window: Window | None,
     enable_gqa: bool,
 ) -> Inputs:
     """All arguments, checked once, in one form."""
+    checks.flag("is_causal", is_causal)
+    left, right = checks.window_bounds(window)
     query, key, value = checked(query, key, value, enable_gqa, "(..., H, L, D)")
     batched = query.ndim > 2
     if not batched:
@@ -58,6 +66,13 @@ def inputs(
     heads = query.shape[-3]
     batch = checks.batch_shape(query, key, value)
     full = (*batch, heads, query.shape[-2], key.shape[-2])
+    if isinstance(attn_mask, CausalBias):  # torch's, which has no values
+        checks.causal_bias(attn_mask, query, key)
+        if attn_mask.variant == CausalVariant.UPPER_LEFT:
+            is_causal = True
+        else:
+            right = 0
+        attn_mask = None
     if attn_mask is not None:
         checks.scores("attn_mask", attn_mask, query, full, boolean=True)
     if score_bias is not None:
@@ -70,6 +85,9 @@ def inputs(
         _flat(value, batch),
         None if attn_mask is None else _scores(attn_mask, batch),
         None if score_bias is None else _scores(score_bias, batch),
+        is_causal,
+        left,
+        right,
         lead,
     )
 

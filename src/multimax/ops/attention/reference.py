@@ -14,7 +14,7 @@ from torch import Tensor
 from multimax.ops import dtypes, masking
 from multimax.ops.attention.call import AttentionCall, heads_inside
 from multimax.ops.operators import decompose
-from multimax.ops.rows.reference import sigma
+from multimax.ops.rows.reference import modulated
 
 Results = tuple[Tensor, Tensor]  # output and log-sums
 
@@ -144,14 +144,15 @@ def attention_weights(
         masked = masked | reduce(torch.logical_or, excluded)
     lead = coefs.shape[:-2] and (*coefs.shape[:-2], 1)
     coefs, knots = (p.to(dtype).reshape(*lead, *p.shape[-2:]) for p in (coefs, knots))
-    s = sigma(torch.where(masked, 0.0, x), coefs, knots)
+    s = modulated(torch.where(masked, 0.0, x), coefs, knots)
     if added is not None:
-        s = torch.where(masked, 0.0, s + added)
-    empty = masked.all(-1, keepdim=True)  # (B, H, Lq, 1)
+        s = s + torch.where(masked, 0.0, added)
+    s = torch.where(masked, float("-inf"), s)
+    empty = (s == -torch.inf).all(-1, keepdim=True)  # (B, H, Lq, 1)
     # a row without entries still gets a softmax, to avoid NaN, and is zeroed with the rest
-    s = torch.where(masked & ~empty, float("-inf"), s)
+    s = torch.where(empty, 0.0, s)
     lse = torch.where(empty[..., 0], float("-inf"), torch.logsumexp(s, -1)) if x.shape[3] else s.sum(-1) - torch.inf
-    return torch.where(masked, 0.0, torch.softmax(s, -1)), lse
+    return torch.where(masked | empty, 0.0, torch.softmax(s, -1)), lse
 
 
 def _by_key_heads(rows: Tensor, shared: Tensor) -> Tensor:

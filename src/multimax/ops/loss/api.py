@@ -150,6 +150,8 @@ def multimax_cross_entropy(
         input: logits of shape (C,), (R, C) or (R, C, d1, ..., dk); where the classes do not lie side by side in
             memory, as in the last, it is copied.
         target: class indices of shape (), (R,) or (R, d1, ..., dk), or class probabilities of the shape of ``input``.
+            As these may have been computed in half precision, a row may sum to 1 within 1/128 (bfloat16's eps) and
+            C / 2**25 (half of float16's smallest number for each class).
         coefs: (N, 2), see :func:`multimax.multimax`.
         knots: (N, 2).
         weight: (C,), one weight per class.
@@ -173,7 +175,7 @@ def multimax_cross_entropy(
     """
     checks.logits(input)
     checks.one_set(input, coefs, knots)
-    checks.integer("ignore_index", ignore_index)
+    ignore_index = checks.integer("ignore_index", ignore_index)
     checks.flag("return_stats", return_stats)
     dim = 0 if input.ndim == 1 else 1
     checks.target(target, input, (*input.shape[:dim], *input.shape[dim + 1 :]), tuple(input.shape), ignore_index)
@@ -314,12 +316,12 @@ def linear_multimax_cross_entropy(
     checks.one_set(input, coefs, knots)
     if ignore_index is None:
         ignore_index = -100
-    checks.integer("ignore_index", ignore_index)
+    ignore_index = checks.integer("ignore_index", ignore_index)
     checks.flag("return_stats", return_stats)
     dtype = autocast if autocast and input.dtype != torch.float64 else input.dtype
     if chunk is None:
         chunk = chunks.default_chunk(linear_weight, dtype)
-    checks.rows_of_a_chunk(chunk)
+    chunk = checks.rows_of_a_chunk(chunk)
     places = linear_weight.shape[1:-1]
     first_class, classes = (0, linear_weight.shape[0]) if group is None else _part_of(linear_weight, group)
     shape = input.shape[:-1] + places

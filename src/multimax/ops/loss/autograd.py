@@ -17,7 +17,7 @@ from multimax.ops.loss.call import (
     Rows,
 )
 from multimax.ops.loss.chunks import rows_of_linear, rows_of_logits, rows_of_logits_backward
-from multimax.ops.operators import LIBRARY, traced
+from multimax.ops.operators import LIBRARY, apply_of, traced
 
 
 def unable(target: Tensor) -> str | None:
@@ -269,10 +269,10 @@ def loss(call: LossCall | LinearLossCall) -> Rows:
     """The rows' results by the operators, with gradients where any are needed."""
     if isinstance(call, LinearLossCall):
         if traced(*differentiable(call)):
-            return Rows(*LinearLoss.apply(*call))
+            return Rows(*apply_of(LinearLoss)(*call))
         return Rows(*torch.ops.multimax.linear_loss.default(*call))
     if traced(call.x, call.coefs, call.knots):
-        *rows, _ = LossRows.apply(*call)
+        *rows, _ = apply_of(LossRows)(*call)
     else:
         *rows, _ = torch.ops.multimax.loss_rows.default(*call)
     return Rows(*rows)
@@ -283,4 +283,4 @@ def reduced_linear_loss(call: LinearLossCall, scale: Tensor, z_scale: Tensor | N
     the way; the targets have been checked."""
     given = differentiable(call)
     rest = call._replace(**dict.fromkeys(LinearGrads._fields))  # type: ignore[arg-type]
-    return Rows(*ReducedLinearLoss.apply(scale, z_scale, rest, *given))
+    return Rows(*apply_of(ReducedLinearLoss)(scale, z_scale, rest, *given))

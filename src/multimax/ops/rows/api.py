@@ -34,6 +34,12 @@ def multimax(
     is softmax. Entries that are ``-inf``, or at or below half of the dtype's lowest finite value, count as masked: they
     get weight 0 and no gradient. A row with nothing left is all zeros. A NaN makes its whole row NaN.
 
+    Where :math:`\sigma` overflows in the dtype of computation, each term multiplied out from its coefficient, the same
+    holds: what becomes ``-inf`` counts as masked, and what becomes ``inf`` or NaN makes its row NaN, but for entries
+    that are masked, which keep weight 0 and gradient 0. An entry whose :math:`\sigma` has gradient 0 adds nothing to
+    any gradient, whatever its powers overflow to. So on every path and instruction set, and in attention; only the GPU
+    kernels of attention let a term grow no further at a distance of 2**30 from its knot.
+
     Half-precision inputs are computed in float32 and returned in their dtype; the parameters may be of another dtype.
     Gradients flow to ``x``, ``coefs`` and ``knots``; equal calls give bitwise equal results.
 

@@ -6,12 +6,23 @@ Shapes: x is (..., K, ...) with K entries along `dim`, S is x's shape without `d
 (*lead, N, 2) with `lead` broadcasting against S; mask broadcasts against x.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from multimax.ops import dtypes, masking
-from multimax.ops.operators import decompose
+from multimax.ops.operators import decompose, traced
 from multimax.ops.rows.call import KINDS, RowsCall, fake_forward
+
+
+def modulated(x: Tensor, coefs: Tensor, knots: Tensor) -> Tensor:
+    """sigma(x), without a gradient where it overflows to -inf: the weight there is 0, and 0 * inf would be NaN."""
+    if not traced(x, coefs, knots):
+        return sigma(x, coefs, knots)
+    with torch.no_grad():
+        sunk = sigma(x, coefs, knots) == -torch.inf
+    return torch.where(sunk, -torch.inf, sigma(torch.where(sunk, 0.0, x), coefs, knots))
 
 
 def sigma(x: Tensor, coefs: Tensor, knots: Tensor) -> Tensor:
@@ -31,8 +42,10 @@ def sigma(x: Tensor, coefs: Tensor, knots: Tensor) -> Tensor:
     return result
 
 
-def _prepare(x: Tensor, coefs: Tensor, knots: Tensor, dim: int, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """With `dim` last and in the compute dtype: x, where it is masked, and sigma(x)."""
+def _prepare(
+    x: Tensor, coefs: Tensor, knots: Tensor, dim: int, mask: Tensor | None, formula: Callable[..., Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """With `dim` last and in the compute dtype: x, where it is masked, and sigma(x) by that formula."""
     dtype = dtypes.compute_dtype(x.dtype)
     masked = masking.masked(x)
     if mask is not None:
@@ -40,13 +53,22 @@ def _prepare(x: Tensor, coefs: Tensor, knots: Tensor, dim: int, mask: Tensor | N
     x, masked = x.movedim(dim, -1), masked.movedim(dim, -1)
     # sigma of a masked entry is never taken: even its gradient could not be kept free of inf and NaN
     safe = torch.where(masked, 0.0, x.to(dtype))
-    return x.to(dtype), masked, sigma(safe, coefs.to(dtype), knots.to(dtype))
+    return x.to(dtype), masked, formula(safe, coefs.to(dtype), knots.to(dtype))
 
 
 def modulate(x: Tensor, coefs: Tensor, knots: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
     """sigma(x); masked entries pass through unchanged and without gradient."""
-    wide, masked, modulated = _prepare(x, coefs, knots, -1, None)
-    return torch.where(masked, wide.detach(), modulated).to(dtype or x.dtype)
+    wide, masked, values = _prepare(x, coefs, knots, -1, None, sigma)
+    return torch.where(masked, wide.detach(), values).to(dtype or x.dtype)
+
+
+def _scores(x: Tensor, coefs: Tensor, knots: Tensor, dim: int, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """With `dim` last: sigma(x), -inf where masked, and what is masked. A row in which nothing is left is 0, to have a
+    softmax without NaN, and masked as a whole."""
+    _, masked, values = _prepare(x, coefs, knots, dim, mask, modulated)
+    values = torch.where(masked, float("-inf"), values)
+    empty = (values == -torch.inf).all(-1, keepdim=True)
+    return torch.where(empty, 0.0, values), masked | empty
 
 
 def multimax(
@@ -59,9 +81,7 @@ def multimax(
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     """softmax(sigma(x)); masked entries, and rows without any others, are 0."""
-    _, masked, modulated = _prepare(x, coefs, knots, dim, mask)
-    # a row without entries still gets a softmax, to avoid NaN, and is zeroed with the rest
-    scores = torch.where(masked & ~masked.all(-1, keepdim=True), float("-inf"), modulated)
+    scores, masked = _scores(x, coefs, knots, dim, mask)
     weights = torch.where(masked, 0.0, torch.softmax(scores, -1))
     return weights.to(dtype or x.dtype).movedim(-1, dim)
 
@@ -76,15 +96,14 @@ def log_multimax(
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     """log softmax(sigma(x)); masked entries, and rows without any others, are -inf."""
-    _, masked, modulated = _prepare(x, coefs, knots, dim, mask)
-    scores = torch.where(masked & ~masked.all(-1, keepdim=True), float("-inf"), modulated)
+    scores, masked = _scores(x, coefs, knots, dim, mask)
     return torch.where(masked, float("-inf"), torch.log_softmax(scores, -1)).to(dtype or x.dtype).movedim(-1, dim)
 
 
 def scores(x: Tensor, coefs: Tensor, knots: Tensor) -> tuple[Tensor, Tensor]:
     """Which entries are masked, and sigma(x), -inf there."""
-    _, masked, modulated = _prepare(x, coefs, knots, -1, None)
-    return masked, torch.where(masked, float("-inf"), modulated)
+    _, masked, values = _prepare(x, coefs, knots, -1, None, modulated)
+    return masked, torch.where(masked, float("-inf"), values)
 
 
 def why_not(call: RowsCall) -> str | None:

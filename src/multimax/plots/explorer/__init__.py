@@ -181,7 +181,7 @@ def server(port: int = PORT) -> ThreadingHTTPServer:
         ...     server.server_address[0]
         '127.0.0.1'
     """
-    checks.integer("port", port)
+    port = checks.integer("port", port)
     if not 0 <= port <= 65535:
         raise ValueError(f"multimax: expected a port from 0 to 65535, got {port}")
     handler = type("Handler", (_Handler,), {"content": page().encode()})

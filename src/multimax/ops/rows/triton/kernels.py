@@ -55,12 +55,11 @@ def _scores(x, off, coefs, knots, ORDER: tl.constexpr):
 
 
 @triton.jit
-def _added(s, off, top, total, left):
-    """A row's largest score, its sum of exp(score - largest), and whether anything takes part, with one more piece."""
+def _added(s, top, total):
+    """A row's largest score and its sum of exp(score - largest), with one more piece."""
     higher = tl.maximum(top, tl.max(s, 1))
     base = tl.where(higher == float("-inf"), 0.0, higher)
-    total = total * tl.exp(top - base) + tl.sum(tl.exp(s - base[:, None]), 1)
-    return higher, total, tl.maximum(left, tl.max(tl.where(off, 0, 1), 1))
+    return higher, total * tl.exp(top - base) + tl.sum(tl.exp(s - base[:, None]), 1)
 
 
 @triton.jit
@@ -101,7 +100,6 @@ def forward(
 
     top = tl.full((ROWS,), float("-inf"), WIDE)
     total = tl.zeros((ROWS,), WIDE)
-    left = tl.zeros((ROWS,), tl.int32)
     norm = total
     if KIND != MODULATE:
         if ONE_TILE:
@@ -109,17 +107,17 @@ def forward(
                 x_, mask, x_rows, m_rows, real, 0, length, x_column, m_column, HAS_MASK, FLOOR, WIDE, BLOCK
             )
             s = _scores(x, off, coefs, knots, ORDER)
-            top, total, left = _added(s, off, top, total, left)
+            top, total = _added(s, top, total)
         else:
             for start in range(0, length, BLOCK):
                 columns, there, x, off = _entries(
                     x_, mask, x_rows, m_rows, real, start, length, x_column, m_column, HAS_MASK, FLOOR, WIDE, BLOCK
                 )
-                top, total, left = _added(_scores(x, off, coefs, knots, ORDER), off, top, total, left)
+                top, total = _added(_scores(x, off, coefs, knots, ORDER), top, total)
         top = tl.where(top == float("-inf"), 0.0, top)
-        # Not empty, but sigma of all that takes part overflowed to -inf: NaN, as it should be.
-        total = tl.where(left == 0, 1.0, total)
-        norm = tl.where(left == 0, 0.0, 1.0 / total if KIND == MULTIMAX else tl.log(total))
+        empty = total == 0
+        total = tl.where(empty, 1.0, total)
+        norm = tl.where(empty, 0.0, 1.0 / total if KIND == MULTIMAX else tl.log(total))
         if HAS_STATS:
             at = _offset(row, size1, size2, size3, r0, r1, r2, r3)
             tl.store(stats + at, top, mask=real)
@@ -217,8 +215,9 @@ def backward(
             s = tl.where(off, float("-inf"), sigma(safe, coefs, knots, ORDER))
             p = _weights(saved, y_rows, columns, y_column, s, top, norm, there, KIND, HAS_STATS, WIDE)
             ds = p * (ds - dot[:, None]) if KIND == MULTIMAX else ds - p * dot[:, None]
+            off = off | (s == float("-inf"))
         ds = tl.where(off, 0.0, ds)
-        dx = tl.where(off, 0.0, ds * slope(safe, coefs, knots, ORDER))
+        dx = tl.where(ds == 0, 0.0, ds * slope(safe, coefs, knots, ORDER))
         tl.store(
             _places(out_, o_rows, columns, o_column),
             narrow(dx, out_.dtype.element_ty),
