@@ -52,6 +52,9 @@ def inputs(
 ) -> Inputs:
     """All arguments, checked once, in one form."""
     query, key, value = checked(query, key, value, enable_gqa, "(..., H, L, D)")
+    sizes = query.shape
+    if len(sizes) == 4 and sizes[0] == key.shape[0] == value.shape[0] and attn_mask is None and score_bias is None:
+        return Inputs(contiguous_rows(query), contiguous_rows(key), contiguous_rows(value), None, None, sizes[:2])
     batched = query.ndim > 2
     if not batched:
         query, key, value = query[None], key[None], value[None]

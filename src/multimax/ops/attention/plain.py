@@ -37,8 +37,8 @@ def why_not(call: AttentionCall) -> str | None:
     return None
 
 
-def run(call: AttentionCall) -> Results:
-    """Output and log-sums of a call."""
+def run(call: AttentionCall, with_lse: bool = True) -> Results:
+    """Output and log-sums of a call, which come along."""
     b, h, queries = call.query.shape[:3]
     keys = call.key.shape[2]
     if b * h * queries * keys <= ELEMENTS:
