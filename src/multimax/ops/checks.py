@@ -334,10 +334,14 @@ def packed(query: object, key: object, value: object) -> None:
 def attention_parameters(query: Tensor, coefs: Tensor, knots: Tensor) -> None:
     """One set, or one per head, for a query of (B, H, Lq, D)."""
     pair(coefs, knots)
-    same_device("coefs", coefs, query)
-    same_device("knots", knots, query)
+    device = query.device
+    if coefs.device != device or knots.device != device:
+        same_device("coefs", coefs, query)
+        same_device("knots", knots, query)
+    if coefs.ndim == 2:
+        return
     heads = query.shape[1]
-    if coefs.ndim > 3 or (coefs.ndim == 3 and coefs.shape[0] not in (1, heads)):
+    if coefs.ndim > 3 or coefs.shape[0] not in (1, heads):
         raise ValueError(
             f"multimax: expected coefs of shape (order, 2) or ({heads}, order, 2) for {heads} heads, got {shape(coefs)}"
         )

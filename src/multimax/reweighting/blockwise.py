@@ -82,8 +82,8 @@ def attention(
         \text{mask}_{ij}
 
     MultiMax and softmax go to the fused kernels (:func:`multimax.multimax_attention`; numbers in the mask are then
-    added after :math:`\sigma` and after the temperature). All others are computed for a block of queries at a time,
-    forward, and once more in the backward: memory grows with block x length, not with the square of the length.
+    added after :math:`\sigma` and after the temperature). All others are computed for a block of scores at a time,
+    forward, and once more in the backward: memory grows with the length, not with its square.
 
     Args:
         query: (..., H, Lq, D).
@@ -102,7 +102,8 @@ def attention(
             numbers. MultiMax and softmax are then computed in blocks, not fused.
         attn_scale: omega of AttnScale, () or (H,), see :func:`multimax.oversmoothing.attn_scale`.
         return_weights: also return the weights, (..., H, Lq, Lk): the whole matrix.
-        block: how many queries to take at a time; by default some million scores.
+        block: how many queries of all heads to take at a time, at most; by default blocks have a million scores, of some
+            heads if not all fit, or eight million of all heads where ``reweight`` is a function of your own.
 
     Returns:
         (..., H, Lq, Dv), and with ``return_weights`` the weights, after dropout, as torch's modules return them.
