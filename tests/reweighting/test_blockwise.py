@@ -715,6 +715,24 @@ def test_gradcheck_and_torch_func() -> None:
         torch.testing.assert_close(mapped, function(*values).expand(3, 2, 3, 2))
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_second_derivatives_in_buffers(dropout: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recomputing, "IN_CACHES", 8)
+    leaves = [t.requires_grad_() for t in tensors((1, 2), 3, 4, 2, 2)]
+    alpha = torch.tensor([[[1.3]], [[1.6]]], dtype=torch.float64, requires_grad=True)
+
+    def function(query: Tensor, key: Tensor, value: Tensor, alpha: Tensor, **options: Any) -> Tensor:
+        torch.manual_seed(5)
+        entmax = reweighting.get("entmax", alpha=alpha)
+        return reweighting.attention(query, key, value, reweight=entmax, dropout_p=dropout, **options)
+
+    assert torch.autograd.gradcheck(function, [*leaves, alpha])
+    assert torch.autograd.gradgradcheck(function, [*leaves, alpha])
+    # one tensor in three places
+    x = leaves[0]
+    assert torch.autograd.gradgradcheck(lambda x, alpha: function(x, x, x, alpha, is_causal=True), [x, alpha])
+
+
 @pytest.mark.parametrize("case", ["sparsemax", "topk"])
 @pytest.mark.parametrize("block", [None, 3])
 def test_compile(case: str, block: int | None) -> None:

@@ -4,7 +4,7 @@ Shapes: B batches, H query heads, Hkv key heads, q queries, D and Dv entries per
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -63,8 +63,10 @@ class Attention(NamedTuple):
     def split(self, dim: int, sizes: list[int]) -> Iterator["Attention"]:
         """So many batches (dim 0), key heads with the query heads that share them (1), or queries (2) at a time."""
         wide = [size * self.query.shape[1] // self.key.shape[1] for size in sizes] if dim == 1 else sizes
-        queries, masks, biases, outs = (pieces(t, dim, wide) for t in (self.query, self.mask, self.bias, self.out))
-        keys, values = (pieces(t, dim if dim < 2 else None, sizes) for t in (self.key, self.value))
+        masks, biases, outs = (pieces(t, dim, wide) for t in (self.mask, self.bias, self.out))
+        queries: Any = pieces(self.query, dim, wide)
+        keys: Any = pieces(self.key, dim if dim < 2 else None, sizes)
+        values: Any = pieces(self.value, dim if dim < 2 else None, sizes)
         omegas = pieces(self.omega, 0 if dim == 1 else None, wide)
         functions = self.functions(dim, wide)
         first = list(self.first)
@@ -77,7 +79,7 @@ class Attention(NamedTuple):
                 bias=biases[i],
                 function=functions[i],
                 omega=omegas[i],
-                first=tuple(first),
+                first=(first[0], first[1], first[2]),
                 out=outs[i],
             )
             first[dim] += size

@@ -102,8 +102,8 @@ def attention(
             numbers. MultiMax and softmax are then computed in blocks, not fused.
         attn_scale: omega of AttnScale, () or (H,), see :func:`multimax.oversmoothing.attn_scale`.
         return_weights: also return the weights, (..., H, Lq, Lk): the whole matrix.
-        block: how many queries of all heads to take at a time, at most; by default blocks have a million scores, of some
-            heads if not all fit, or eight million of all heads where ``reweight`` is a function of your own.
+        block: how many queries of all heads to take at a time, at most; by default blocks have a million scores, of
+            some heads if not all fit, or eight million of all heads where ``reweight`` is a function of your own.
 
     Returns:
         (..., H, Lq, Dv), and with ``return_weights`` the weights, after dropout, as torch's modules return them.

@@ -143,15 +143,14 @@ class InBuffers(torch.autograd.Function):
         """Gradients of the tensors."""
         wanted = ctx.needs_input_grad[2:]
         tensors = list(ctx.saved_tensors)
-        call = _with_tensors(ctx.call, tensors)
         if not torch.is_grad_enabled():
-            return None, None, *_gradients(call, ctx.most, grad, wanted)
-        # second derivatives need all blocks
-        pairs = [(part.result()[0], part.out) for part in _parts(call._replace(out=grad), ctx.most)]
+            return None, None, *_gradients(_with_tensors(ctx.call, tensors), ctx.most, grad, wanted)
+        # second derivatives need all blocks; the query may be the key, and each has a gradient of its own
+        tensors = [t.view_as(t) if needed else t for t, needed in zip(tensors, wanted, strict=True)]
         inputs = [t for t, needed in zip(tensors, wanted, strict=True) if needed]
-        found = iter(
-            torch.autograd.grad(*zip(*pairs, strict=True), create_graph=True, allow_unused=True, inputs=inputs)
-        )
+        parts = list(_parts(_with_tensors(ctx.call, tensors)._replace(out=grad), ctx.most))
+        outs, upstream = [part.result()[0] for part in parts], [part.out for part in parts]
+        found = iter(torch.autograd.grad(outs, inputs, upstream, create_graph=True, allow_unused=True))
         return None, None, *(next(found) if needed else None for needed in wanted)
 
 
@@ -170,7 +169,9 @@ def _gradients(call: Attention, most: int, grad: Tensor, wanted: tuple[bool, ...
         query, upstream = part.grouped(part.query), part.grouped(part.out)
         x = _product(query, part.key.transpose(-1, -2), scores, part.scale).view(part.scores()).requires_grad_()
         others = _tensors(part)[3:]
-        leaves = [t.detach().requires_grad_() for t, needed in zip(others, wanted, strict=True) if needed]
+        leaves = [
+            t.detach().requires_grad_() for t, needed in zip(others, wanted, strict=True) if needed and t is not None
+        ]
         found = iter(leaves)
         others = [next(found) if needed else t for t, needed in zip(others, wanted, strict=True)]
         with torch.enable_grad():
@@ -183,9 +184,9 @@ def _gradients(call: Attention, most: int, grad: Tensor, wanted: tuple[bool, ...
         home.key.add_((part.grouped(of_x).transpose(-1, -2) @ query).mul_(part.scale))
         places = [t for t, needed in zip(_tensors(home)[3:], wanted, strict=True) if needed]
         for place, more in zip(places, of_leaves, strict=True):
-            if more is not None:
+            if place is not None and more is not None:
                 place.add_(more)
     return [
-        s.to(t.dtype) if needed else None
+        s.to(t.dtype) if needed and s is not None and t is not None else None
         for s, t, needed in zip(sums, tensors, (True, True, True, *wanted), strict=True)
     ]
