@@ -217,8 +217,11 @@ std::tuple<Tensor, Tensor, Tensor> attention_forward(const Tensor& query, const 
   plan_forward(job, torch::stable::get_num_threads());
   bool split = job.few_queries() && job.splits > 1;
   int64_t part = split ? job.splits * plan.rows() * (2 + (job.value_width + 15) / 16 * 16) : 0;
-  Tensor parts = torch::stable::new_empty(query, {part}, ScalarType::Float);
-  job.parts = static_cast<float*>(data_of(parts));
+  std::optional<Tensor> parts;
+  if (part > 0) {
+    parts = torch::stable::new_empty(query, {part}, ScalarType::Float);
+    job.parts = static_cast<float*>(data_of(*parts));
+  }
   const AttentionKernels& chosen = *kernels(job.dtype).attention;
   int64_t scratch_bytes = chosen.scratch_bytes(job, false);
   share_items(plan.rows() == 0 ? 0 : chosen.forward_items(job), most_workers(job), scratch_bytes,

@@ -26,8 +26,11 @@ inline const T* masked(const EntmaxJob& job, int64_t row, T* copy) {
   const unsigned char* takes_part = row_of(job.mask, row);
   const V lowest = S::set(minus_infinity<C>());
   each(
-      0, job.length,
-      MULTIMAX_EACH { store(copy + i, S::select(truth(takes_part + i, part), load(x + i, part), lowest), part); });
+      0, job.length, MULTIMAX_EACH {
+        fetch_next(x, job.length, i);
+        fetch_next(takes_part, job.length, i);
+        store(copy + i, S::select(truth(takes_part + i, part), load(x + i, part), lowest), part);
+      });
   return copy;
 }
 

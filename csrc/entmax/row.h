@@ -71,6 +71,12 @@ struct Scratch {
   T* entries;  // (length), for a row of which some entries are taken out
 };
 
+// The next row's entry, to be on its way while this row is at work: without it, either waits for the other.
+template <class Entry>
+MULTIMAX_INLINE void fetch_next(const Entry* row, int64_t length, int64_t i) {
+  __builtin_prefetch(row + length + i);
+}
+
 struct Row {
   const T* x;
   int64_t length;

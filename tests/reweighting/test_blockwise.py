@@ -4,6 +4,8 @@ import copy
 import itertools
 import math
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,16 +14,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+from torch.profiler import ProfilerActivity, profile
 
 import multimax
 from multimax import reweighting
-from multimax.reweighting import blockwise
+from multimax.reweighting import blockwise, recomputing
 
 
 @pytest.fixture(autouse=True)
 def one_thread(same_start: None) -> None:
     """Many small operations: where threads matter, tests set their own number."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing is said, a few queries of one head at a time."""
+    monkeypatch.setattr(recomputing, "IN_CACHES", 30)
 
 
 INF, NAN = math.inf, math.nan
@@ -530,6 +539,69 @@ def test_the_default_block_has_a_bound() -> None:
     assert max(math.prod(shape) for shape in seen) <= 2**23 + 2**16  # see blockwise
 
 
+BOUNDED: dict[str, Callable[[int], Options]] = {
+    "plain": lambda length: {},
+    "causal": lambda length: {"is_causal": True},
+    "padding": lambda length: {"attn_mask": torch.rand(1, 1, 1, length) < 0.8},
+    "numbers": lambda length: {"attn_mask": torch.randn(4, 1, length)},
+    "bias": lambda length: {"score_bias": torch.randn(4, 1, length, requires_grad=True)},
+    "dropout": lambda length: {"dropout_p": 0.2},
+    "window, softcap": lambda length: {"window": (None, 0), "softcap": 5.0},
+    "attn_scale": lambda length: {"attn_scale": torch.tensor(0.3, requires_grad=True)},
+}
+
+
+def peak(length: int, dtype: torch.dtype, function: Any, setting: str) -> int:
+    """Bytes alive at once, at most, in forward and backward."""
+    leaves = [torch.randn(1, heads, length, 8, dtype=dtype, requires_grad=True) for heads in (4, 2, 2)]
+    options = BOUNDED[setting](length)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        reweighting.attention(*leaves, reweight=function, enable_gqa=True, **options).sum().backward()
+    events = profiler.profiler.kineto_results.events()
+    found = [(event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"]
+    return max(itertools.accumulate(size for _, size in sorted(found)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("setting", BOUNDED)
+def test_memory_grows_with_the_length_not_its_square(
+    setting: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block = 2**14
+    monkeypatch.setattr(recomputing, "IN_CACHES", block)
+    for function in ("entmax15", reweighting.get("topk", k=5), reweighting.get("entmax", alpha=torch.tensor(1.3))):
+        for length in (256, 1024):
+            tensors = 4 * length * 8 * 4  # bytes of the query in float32
+            matrix = 4 * length * length * 4
+            # a few tensors of the query's size, and some that hold a block's scores
+            bound = 14 * tensors + 9 * 4 * block
+            assert peak(length, dtype, function, setting) < bound
+        assert bound < matrix / 4
+
+
+HUNGRY = """
+import resource, torch
+from multimax import reweighting
+
+def run(length):
+    leaves = [torch.randn(1, 8, length, 64, requires_grad=True) for _ in range(3)]
+    for name in ("entmax15", "topk"):
+        function = reweighting.get(name, **({"k": 16} if name == "topk" else {}))
+        reweighting.attention(*leaves, reweight=function, is_causal=name == "topk").sum().backward()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+torch.set_num_threads(1)
+before = run(64)
+print((run(2048) - before) // 1024)
+"""
+
+
+def test_memory_that_the_system_counts() -> None:
+    """Less than the matrix would take, 128 MiB, leaves and their gradients included: what is freed is used again."""
+    result = subprocess.run([sys.executable, "-c", HUNGRY], capture_output=True, text=True, check=True)
+    assert int(result.stdout) < 128
+
+
 # ---- dropout
 
 
@@ -656,6 +728,24 @@ def test_gradcheck_and_torch_func() -> None:
             torch.testing.assert_close(a, b)
         mapped = torch.func.vmap(function)(*(t.expand(3, *t.shape[1:]) for t in values))
         torch.testing.assert_close(mapped, function(*values).expand(3, 2, 3, 2))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_second_derivatives_in_buffers(dropout: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recomputing, "IN_CACHES", 8)
+    leaves = [t.requires_grad_() for t in tensors((1, 2), 3, 4, 2, 2)]
+    alpha = torch.tensor([[[1.3]], [[1.6]]], dtype=torch.float64, requires_grad=True)
+
+    def function(query: Tensor, key: Tensor, value: Tensor, alpha: Tensor, **options: Any) -> Tensor:
+        torch.manual_seed(5)
+        entmax = reweighting.get("entmax", alpha=alpha)
+        return reweighting.attention(query, key, value, reweight=entmax, dropout_p=dropout, **options)
+
+    assert torch.autograd.gradcheck(function, [*leaves, alpha])
+    assert torch.autograd.gradgradcheck(function, [*leaves, alpha])
+    # one tensor in three places
+    x = leaves[0]
+    assert torch.autograd.gradgradcheck(lambda x, alpha: function(x, x, x, alpha, is_causal=True), [x, alpha])
 
 
 @pytest.mark.parametrize("case", ["sparsemax", "topk"])

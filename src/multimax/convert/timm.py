@@ -20,7 +20,8 @@ from multimax.convert.library import Library
 from multimax.convert.outline import Outline
 from multimax.convert.sites import Mark, Site, function_module, mark_of, put_function, take_function
 from multimax.convert.softmax_code import computes_softmax, package
-from multimax.reweighting.blockwise import attention, weights_of
+from multimax.reweighting.blocks import weights_of
+from multimax.reweighting.blockwise import attention
 from multimax.reweighting.registry import Reweighting, in_use
 
 SOFTMAX = (Tensor.softmax, torch.softmax, F.softmax)

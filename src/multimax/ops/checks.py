@@ -118,16 +118,17 @@ def pair(coefs: Tensor, knots: Tensor) -> None:
     """Parameters that belong together, of any number of sets."""
     tensor("coefs", coefs)
     tensor("knots", knots)
-    if coefs.ndim < 2 or coefs.shape[-1] != 2:
+    sizes = coefs.shape
+    if len(sizes) < 2 or sizes[-1] != 2:
         remedy = (
             "; the published flat layout [b1, d1, b2, d2] becomes that by .reshape(-1, 2)" if coefs.ndim == 1 else ""
         )
         raise ValueError(
             f"multimax: expected coefs of shape (order, 2) or (heads, order, 2), got {shape(coefs)}{remedy}"
         )
-    if coefs.shape[-2] < 1:
+    if sizes[-2] < 1:
         raise ValueError(f"multimax: expected coefs of an order of at least 1, got {shape(coefs)}")
-    if knots.shape != coefs.shape:
+    if knots.shape != sizes:
         raise ValueError(f"multimax: expected knots of the shape of coefs, {shape(coefs)}, got {shape(knots)}")
 
 
@@ -144,6 +145,8 @@ def integer(name: str, value: object) -> int:
 
 def flag(name: str, value: object) -> None:
     """True or False, also NumPy's, as in torch, and nothing that is merely truthy or falsy."""
+    if value is True or value is False:  # nearly always: the rest takes longer
+        return
     if isinstance(value, (bool, torch.SymBool)):
         return
     kind = type(value)
@@ -284,24 +287,26 @@ def heads_to_learn(heads: object, learn: bool) -> None:
 
 def attention_inputs(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool, shapes: str) -> None:
     """Query, key and value that belong together; heads on dim -3, entries on -1, lengths on -2."""
+    device, dtype, ndim = query.device, query.dtype, query.ndim
     for name, t in (("query", query), ("key", key), ("value", value)):
         if t.ndim < 2:
             raise ValueError(f"multimax: expected {name} of shape {shapes}, got {shape(t)}")
-        if t.device != query.device:
+        if t.device != device:
             same_device(name, t, query)
-        if t.dtype != query.dtype:
-            raise TypeError(f"multimax: expected {name} of the query's dtype, {query.dtype}, got {t.dtype}")
-        if t.ndim != query.ndim:
-            raise ValueError(f"multimax: expected {name} of as many dims as the query, {query.ndim}, got {t.ndim}")
-    if key.shape[-1] != query.shape[-1]:
+        if t.dtype != dtype:
+            raise TypeError(f"multimax: expected {name} of the query's dtype, {dtype}, got {t.dtype}")
+        if t.ndim != ndim:
+            raise ValueError(f"multimax: expected {name} of as many dims as the query, {ndim}, got {t.ndim}")
+    sizes, key_sizes, value_sizes = query.shape, key.shape, value.shape
+    if key_sizes[-1] != sizes[-1]:
         raise ValueError(
-            f"multimax: expected key of the query's last size, {query.shape[-1]}, got {shape(key)} for {shape(query)}"
+            f"multimax: expected key of the query's last size, {sizes[-1]}, got {shape(key)} for {shape(query)}"
         )
-    if value.shape[-2] != key.shape[-2]:
-        raise ValueError(f"multimax: expected value of the key's length, {key.shape[-2]}, got {shape(value)}")
-    if query.ndim < 3:
+    if value_sizes[-2] != key_sizes[-2]:
+        raise ValueError(f"multimax: expected value of the key's length, {key_sizes[-2]}, got {shape(value)}")
+    if ndim < 3:
         return
-    heads, key_heads, value_heads = query.shape[-3], key.shape[-3], value.shape[-3]
+    heads, key_heads, value_heads = sizes[-3], key_sizes[-3], value_sizes[-3]
     if key_heads != value_heads:
         raise ValueError(f"multimax: expected value of as many heads as the key, {key_heads}, got {value_heads}")
     if enable_gqa:
@@ -339,10 +344,14 @@ def packed(query: object, key: object, value: object) -> None:
 def attention_parameters(query: Tensor, coefs: Tensor, knots: Tensor) -> None:
     """One set, or one per head, for a query of (B, H, Lq, D)."""
     pair(coefs, knots)
-    same_device("coefs", coefs, query)
-    same_device("knots", knots, query)
+    device = query.device
+    if coefs.device != device or knots.device != device:
+        same_device("coefs", coefs, query)
+        same_device("knots", knots, query)
+    if coefs.ndim == 2:
+        return
     heads = query.shape[1]
-    if coefs.ndim > 3 or (coefs.ndim == 3 and coefs.shape[0] not in (1, heads)):
+    if coefs.ndim > 3 or coefs.shape[0] not in (1, heads):
         raise ValueError(
             f"multimax: expected coefs of shape (order, 2) or ({heads}, order, 2) for {heads} heads, got {shape(coefs)}"
         )

@@ -20,16 +20,11 @@ def exact_dtype(device: torch.device) -> torch.dtype:
 _HAS_AUTOCAST = {kind: torch.amp.is_autocast_available(kind) for kind in ("cpu", "cuda", "xpu", "mps", "meta")}
 
 
-def _has_autocast(kind: str) -> bool:
-    """Whether a kind of device has autocast."""
-    return _HAS_AUTOCAST[kind] if kind in _HAS_AUTOCAST else torch.amp.is_autocast_available(kind)
-
-
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
     """The dtype that autocast casts a linear layer's inputs to on that device, None where it is off."""
-    if _has_autocast(device.type) and torch.is_autocast_enabled(device.type):
-        return torch.get_autocast_dtype(device.type)
-    return None
+    kind = device.type
+    has = _HAS_AUTOCAST[kind] if kind in _HAS_AUTOCAST else torch.amp.is_autocast_available(kind)
+    return torch.get_autocast_dtype(kind) if has and torch.is_autocast_enabled(kind) else None
 
 
 def softmax_dtype(x: Tensor) -> torch.dtype:

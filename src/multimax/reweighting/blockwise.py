@@ -3,143 +3,17 @@
 Shapes: B batches, H query heads, Hkv key heads, Lq queries, Lk keys, D and Dv entries per head, q queries of a block.
 """
 
-from collections.abc import Iterator
-from typing import Literal, NamedTuple, overload
+from typing import Literal, overload
 
-import torch
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch import Tensor
 
 from multimax.ops import checks, observing
 from multimax.ops.attention.api import multimax_attention
-from multimax.ops.attention.blocks import query_slices
-from multimax.ops.attention.inputs import Inputs, Window, inputs, scale_of
-from multimax.ops.attention.reference import band
-from multimax.ops.dtypes import compute_dtype, without_autocast
-from multimax.ops.masking import takes_part
-from multimax.reweighting.high_pass import unchecked_attn_scale
+from multimax.ops.attention.inputs import Window, inputs, scale_of
+from multimax.ops.dtypes import compute_dtype
+from multimax.reweighting.blocks import Attention
+from multimax.reweighting.recomputing import in_blocks
 from multimax.reweighting.registry import Function, Reweighting, function_of
-from multimax.reweighting.softmax_family import softmax
-
-# Scores in a block, unless told otherwise. Just over 32 MiB in float32: smaller blocks come from the C library's heap,
-# where the results of blocks in between would keep the memory from being reused.
-ELEMENTS = 2**23 + 2**16
-
-
-class Block(NamedTuple):
-    """Some of the queries, with what belongs to them."""
-
-    scores: Tensor  # (B, H, q, keys), the bias included
-    weights: Tensor  # (B, H, q, keys)
-    part: Tensor | None  # broadcasts to the scores, True where a key takes part; None for all
-
-
-class Attention(NamedTuple):
-    """What a block needs from the call."""
-
-    inputs: Inputs
-    function: Function
-    omega: Tensor | None
-    dropout_p: float
-    scale: float
-    causal: bool
-    left: int
-    right: int
-    softcap: float | None
-
-    def keys(self, rows: slice) -> slice:
-        """The range of keys outside which none takes part for these queries."""
-        queries, keys = self.inputs.query.shape[2], self.inputs.key.shape[2]
-        first, end = 0, keys
-        if self.causal:
-            end = min(end, rows.stop)
-        if self.right >= 0:
-            end = min(end, rows.stop + keys - queries + self.right)
-        if self.left >= 0:
-            first = max(first, rows.start + keys - queries - self.left)
-        first = min(first, keys)
-        return slice(first, max(end, first))
-
-    def block(self, query: Tensor, key: Tensor, rows: slice, keys: slice) -> Block:
-        """Scores and weights of these queries, (B, H, q, D), and keys, (B, Hkv, keys, D)."""
-        b, h, q, _ = query.shape
-        # heads that share a key head become more queries of it: nothing is repeated
-        grouped = query.reshape(b, key.shape[1], h * q // max(key.shape[1], 1), query.shape[-1])
-        with without_autocast(query.device):
-            x = (self.scale * grouped @ key.transpose(-1, -2)).reshape(b, h, q, key.shape[2])
-        part = added = None
-        if self.causal or self.left >= 0 or self.right >= 0:
-            lengths = self.inputs.query.shape[2], self.inputs.key.shape[2]
-            part = band(*lengths, self.causal, self.left, self.right, x.device, rows)[:, keys]
-        bias = _cut(self.inputs.bias, rows, keys)
-        if bias is not None:
-            part = _both(part, takes_part(bias))
-            x = x + bias.to(x.dtype)
-        if self.softcap is not None:
-            x = self.softcap * torch.tanh(x / self.softcap)
-        mask = _cut(self.inputs.mask, rows, keys)
-        if mask is not None and mask.dtype == torch.bool:
-            part = _both(part, mask)
-        elif mask is not None:
-            there = takes_part(mask)
-            part, added = _both(part, there), torch.where(there, mask, 0.0).to(x.dtype)
-        weights = weights_of(self.function_for(rows), x, part, added)
-        if self.omega is not None:
-            weights = unchecked_attn_scale(weights, self.omega, None if part is None else part.expand(weights.shape))
-        return Block(x, weights, part)
-
-    def function_for(self, rows: slice) -> Function:
-        """The function for these queries, with their part of the options that differ between queries."""
-        if not isinstance(self.function, Reweighting):
-            return self.function
-        queries = self.inputs.query.shape[2]
-        options = dict(self.function.options)
-        for name, place in self.function.spec.differentiable.items():
-            value = options.get(name)
-            if place is None or not isinstance(value, Tensor) or value.ndim < place.ndim:
-                continue
-            if queries > 1 and value.shape[place.dim] == queries:
-                options[name] = value.narrow(place.dim, rows.start, rows.stop - rows.start)
-        return Reweighting(self.function.name, options)
-
-    def result(self, query: Tensor, key: Tensor, value: Tensor, rows: slice, keys: slice) -> tuple[Tensor, Tensor]:
-        """The output of these queries, (B, H, q, Dv), and the weights, after dropout."""
-        b, h, q, _ = query.shape
-        weights = nn.functional.dropout(self.block(query, key, rows, keys).weights, self.dropout_p)
-        with without_autocast(query.device):
-            out = weights.reshape(b, key.shape[1], h * q // max(key.shape[1], 1), key.shape[2]) @ value
-        return out.reshape(b, h, q, value.shape[-1]), weights
-
-    def observed(self) -> Iterator[observing.Block]:
-        """Blocks for observers, with all keys."""
-        dtype = compute_dtype(self.inputs.query.dtype)
-        query, key = self.inputs.query.to(dtype), self.inputs.key.to(dtype)
-        whole = slice(0, key.shape[2])
-        for rows in query_slices((*query.shape[:3], key.shape[2])):
-            x, weights, part = self.block(query[:, :, rows], key, rows, whole)
-            there = takes_part(x)
-            yield x, weights, there if part is None else there & part
-
-
-def weights_of(function: Function, x: Tensor, part: Tensor | None, added: Tensor | None) -> Tensor:
-    """The function of the scores; numbers from a mask come after sigma and after the temperature."""
-    if added is None:
-        return function(x, dim=-1, mask=part)
-    if isinstance(function, Reweighting) and function.spec.sigma is not None:
-        return softmax(function.spec.sigma.scores(x, **function.options) + added, mask=part)
-    return function(x + added, dim=-1, mask=part)
-
-
-def _both(a: Tensor | None, b: Tensor) -> Tensor:
-    return b if a is None else a & b
-
-
-def _cut(t: Tensor | None, rows: slice, keys: slice) -> Tensor | None:
-    """A mask or a bias for these queries and keys."""
-    if t is None:
-        return None
-    t = t if t.shape[2] == 1 else t[:, :, rows]
-    return t if t.shape[3] == 1 else t[..., keys]
 
 
 @overload
@@ -208,8 +82,8 @@ def attention(
         \text{mask}_{ij}
 
     MultiMax and softmax go to the fused kernels (:func:`multimax.multimax_attention`; numbers in the mask are then
-    added after :math:`\sigma` and after the temperature). All others are computed for a block of queries at a time,
-    forward, and once more in the backward: memory grows with block x length, not with the square of the length.
+    added after :math:`\sigma` and after the temperature). All others are computed for a block of scores at a time,
+    forward, and once more in the backward: memory grows with the length, not with its square.
 
     Args:
         query: (..., H, Lq, D).
@@ -228,7 +102,8 @@ def attention(
             numbers. MultiMax and softmax are then computed in blocks, not fused.
         attn_scale: omega of AttnScale, () or (H,), see :func:`multimax.oversmoothing.attn_scale`.
         return_weights: also return the weights, (..., H, Lq, Lk): the whole matrix.
-        block: how many queries to take at a time; by default some million scores.
+        block: how many queries of all heads to take at a time, at most; by default blocks have a million scores, of
+            some heads if not all fit, or eight million of all heads where ``reweight`` is a function of your own.
 
     Returns:
         (..., H, Lq, Dv), and with ``return_weights`` the weights, after dropout, as torch's modules return them.
@@ -272,43 +147,35 @@ def attention(
     shape = (*given.query.shape[:3], given.key.shape[2])
     if attn_scale is not None:
         checks.omega(attn_scale, given.query, shape)
+    dtype = compute_dtype(given.query.dtype)
+    query, key, value = (t.to(dtype) for t in (given.query, given.key, given.value))
     call = Attention(
-        inputs=given,
+        query,
+        key,
+        value,
+        given.mask,
+        given.bias,
         function=function,
         omega=attn_scale,
         dropout_p=checks.number("dropout_p", dropout_p, 0, 1),
-        scale=scale_of(scale, given.query),
+        scale=scale_of(scale, query),
         causal=given.causal,
         left=given.left,
         right=given.right,
         softcap=softcap,
+        seed=None,
+        lengths=shape[2:],
+        first=(0, 0, 0),
+        keys=slice(0, shape[3]),
     )
-    dtype = compute_dtype(given.query.dtype)
-    q, k, v = (t.to(dtype) for t in (given.query, given.key, given.value))
-    whole = block is None and torch.compiler.is_exporting()  # blocks would fix the number of queries
-    if whole:
-        slices = [slice(0, shape[2])]
-    elif block is None:
-        slices = list(query_slices(shape, ELEMENTS))
-    else:
-        slices = [slice(first, min(first + block, shape[2])) for first in range(0, shape[2], block)]
-    # a block's scores are not kept for the backward; torch.func's transforms do not support this
-    again = len(slices) > 1 and not return_weights and torch.is_grad_enabled()
-    again = again and not torch._C._are_functorch_transforms_active()
-    outs, matrices = [], []
-    for rows in slices or [slice(0, 0)]:
-        keys = slice(0, shape[3]) if return_weights or whole else call.keys(rows)
-        arguments = (q[:, :, rows], k[:, :, keys], v[:, :, keys], rows, keys)
-        out, weights = checkpoint(call.result, *arguments, use_reentrant=False) if again else call.result(*arguments)
-        outs.append(out)
-        if return_weights:
-            matrices.append(weights)
-    out = torch.cat(outs, 2).to(given.query.dtype).reshape(*given.lead, shape[2], v.shape[-1])
+    out, weights = in_blocks(call, block, return_weights)
+    out = out.to(given.query.dtype).reshape(*given.lead, shape[2], value.shape[-1])
     if observing.active():
         observing.report(_order(function), shape, call.observed)
     if not return_weights:
         return out
-    return out, torch.cat(matrices, 2).to(given.query.dtype).reshape(*given.lead, *shape[2:])
+    assert weights is not None
+    return out, weights.to(given.query.dtype).reshape(*given.lead, *shape[2:])
 
 
 def _fused_parameters(function: Function, query: object) -> tuple[Tensor, Tensor] | None:

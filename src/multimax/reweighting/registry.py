@@ -22,11 +22,9 @@ COMMON = ("x", "dim", "mask", "impl")  # what every function takes
 NAME = "reweighting_name"  # beside the options that a module returns
 
 
-class PerQuery(NamedTuple):
-    """Where a setting of attention, as a tensor, may have one value per query."""
-
-    dim: int  # of the queries, counted from the end
-    ndim: int  # the least number of dims for it to have that dim
+# Where a setting of attention, as a tensor of so many dims, may have one value per batch, head and query: dims counted
+# from the end, or None.
+Dims = Callable[[int], tuple[int | None, int | None, int | None]]
 
 
 class Sigma(NamedTuple):
@@ -49,8 +47,8 @@ class Spec:
         loss: for training a classifier that ends in the function; None if there is none.
         loss_module: the same as a module.
         learns: attributes of the module that hold what it has learned.
-        differentiable: the options that may be tensors with a gradient, and where they may have one value per query;
-            None if they may not.
+        differentiable: the options that may be tensors with a gradient, and which of their dims are batches, heads and
+            queries.
         sigma: for a function that is the softmax of modulated scores.
         home: the package that users find the module in.
     """
@@ -61,7 +59,7 @@ class Spec:
     loss: Function | None = None
     loss_module: type[nn.Module] | None = None
     learns: tuple[str, ...] = ()
-    differentiable: Mapping[str, PerQuery | None] = field(default_factory=dict)
+    differentiable: Mapping[str, Dims] = field(default_factory=dict)
     sigma: Sigma | None = None
     home: str = "reweighting"
     options: Mapping[str, inspect.Parameter] = field(init=False)  # what the function takes besides COMMON

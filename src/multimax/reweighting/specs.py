@@ -4,12 +4,22 @@ from multimax.ops.entmax.api import entmax, entmax15, sparsemax
 from multimax.ops.rows.api import multimax
 from multimax.reweighting import losses, modules, sigma
 from multimax.reweighting.layer import SYMBOLS, MultiMax
-from multimax.reweighting.registry import BY_NAME, PerQuery, Spec
+from multimax.reweighting.registry import BY_NAME, Spec
 from multimax.reweighting.softmax_family import attnscale, evsoftmax, softmax, topk
 from multimax.reweighting.sparse_hourglass import sparsehourglass
 
-NUMBER = PerQuery(-2, 2)  # (..., queries, 1)
-PAIRS = PerQuery(-3, 4)  # (..., queries, order, 2), but (heads, order, 2)
+
+def _number(ndim: int) -> tuple[int, int, int]:
+    return -4, -3, -2  # (batch, heads, queries, 1), or the last of these
+
+
+def _pairs(ndim: int) -> tuple[int | None, int, int | None]:
+    return (None, -3, None) if ndim == 3 else (-5, -4, -3)  # (heads, order, 2), or (batch, heads, queries, order, 2)
+
+
+def _heads(ndim: int) -> tuple[None, int, None]:
+    return None, -1, None
+
 
 SPECS = (
     Spec(
@@ -17,7 +27,7 @@ SPECS = (
         function=softmax,
         module=modules.Softmax,
         learns=("temperature",),
-        differentiable={"temperature": NUMBER},
+        differentiable={"temperature": _number},
         sigma=sigma.SOFTMAX,
     ),
     Spec(
@@ -25,7 +35,7 @@ SPECS = (
         function=multimax,
         module=MultiMax,
         learns=SYMBOLS,
-        differentiable={"coefs": PAIRS, "knots": PAIRS},
+        differentiable={"coefs": _pairs, "knots": _pairs},
         sigma=sigma.MULTIMAX,
         home="multimax",
     ),
@@ -50,7 +60,7 @@ SPECS = (
         loss=losses.entmax_loss,
         loss_module=losses.EntmaxLoss,
         learns=("alpha",),
-        differentiable={"alpha": NUMBER},
+        differentiable={"alpha": _number},
     ),
     Spec(
         name="evsoftmax",
@@ -66,7 +76,7 @@ SPECS = (
         function=attnscale,
         module=modules.AttnScaledSoftmax,
         learns=("omega",),
-        differentiable={"omega": None},
+        differentiable={"omega": _heads},
     ),
 )
 BY_NAME.update({spec.name: spec for spec in SPECS})

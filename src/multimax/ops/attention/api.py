@@ -18,12 +18,12 @@ from multimax.ops.layout import contiguous_rows
 IMPLEMENTATIONS = dispatch.load("attention")
 
 
-def _run(call: AttentionCall, impl: str) -> tuple[Tensor, Tensor]:
-    """Output and log-sums by the implementation of that name, or by the best."""
+def _run(call: AttentionCall, impl: str, with_lse: bool) -> tuple[Tensor, Tensor]:
+    """Output and, if asked for, log-sums by the implementation of that name, or by the best."""
     implementation = dispatch.choose(IMPLEMENTATIONS, impl, call)
     if call.dropout_p:  # after everything that may raise: a call that fails draws no random number
         call = call._replace(seed=seed_of(call.dropout_p, call.query.device))
-    result: tuple[Tensor, Tensor] = implementation.run(call)
+    result: tuple[Tensor, Tensor] = implementation.run(call, with_lse)
     if observing.active():
         blocks.report(call)
     return result
@@ -146,17 +146,18 @@ def multimax_attention(
         knots,
         given.mask,
         given.bias,
-        query_starts=None,
-        key_starts=None,
-        seed=None,
-        dropout_p=checks.number("dropout_p", dropout_p, 0, 1),
-        scale=scale_of(scale, given.query),
-        causal=given.causal,
-        left=given.left,
-        right=given.right,
+        None,  # packed sequences
+        None,
+        None,  # a seed
+        checks.number("dropout_p", dropout_p, 0, 1),
+        scale_of(scale, given.query),
+        given.causal,
+        given.left,
+        given.right,
     )
-    out, lse = _run(call, impl)
-    out = out.reshape(*given.lead, *out.shape[-2:])
+    out, lse = _run(call, impl, return_lse)
+    if len(given.lead) != 2:
+        out = out.reshape(*given.lead, *out.shape[-2:])
     return (out, lse.reshape(*given.lead, lse.shape[-1])) if return_lse else out
 
 
@@ -236,7 +237,7 @@ def multimax_attention_varlen(
         left=left,
         right=right,
     )
-    out, lse = _run(call, impl)
+    out, lse = _run(call, impl, return_lse)
     out = out.squeeze(0).transpose(0, 1)
     return (out, lse.squeeze(0)) if return_lse else out
 

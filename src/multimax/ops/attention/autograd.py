@@ -132,10 +132,10 @@ class AttentionBackward(torch.autograd.Function):
         return _one_by_one(AttentionBackward.apply, info, in_dims, *args)
 
 
-def attention(call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """Output and log-sums by the operators, with gradients where any are needed."""
+def attention(call: AttentionCall, with_lse: bool = True) -> tuple[Tensor, Tensor | None]:
+    """Output and, if asked for, log-sums by the operators, with gradients where any are needed."""
     if traced(call.query, call.key, call.value, call.coefs, call.knots, call.bias):
         out, lse, *_ = apply_of(Attention)(*call)
         return out, lse
     out, stats, _ = torch.ops.multimax.attention_forward.default(*call, False)
-    return out, log_sums(stats)
+    return out, log_sums(stats) if with_lse else None

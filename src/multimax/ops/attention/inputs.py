@@ -63,9 +63,8 @@ def inputs(
     batched = query.ndim > 2
     if not batched:
         query, key, value = query[None], key[None], value[None]
-    heads = query.shape[-3]
-    batch = checks.batch_shape(query, key, value)
-    full = (*batch, heads, query.shape[-2], key.shape[-2])
+    sizes = query.shape
+    batch, heads = checks.batch_shape(query, key, value), sizes[-3]
     if isinstance(attn_mask, CausalBias):  # torch's, which has no values
         checks.causal_bias(attn_mask, query, key)
         if attn_mask.variant == CausalVariant.UPPER_LEFT:
@@ -73,10 +72,12 @@ def inputs(
         else:
             right = 0
         attn_mask = None
-    if attn_mask is not None:
-        checks.scores("attn_mask", attn_mask, query, full, boolean=True)
-    if score_bias is not None:
-        checks.scores("score_bias", score_bias, query, full, boolean=False)
+    if attn_mask is not None or score_bias is not None:
+        full = (*batch, heads, sizes[-2], key.shape[-2])
+        if attn_mask is not None:
+            checks.scores("attn_mask", attn_mask, query, full, boolean=True)
+        if score_bias is not None:
+            checks.scores("score_bias", score_bias, query, full, boolean=False)
     lead = (*batch, heads) if batched else ()
     batch = batch or (1,)
     return Inputs(
@@ -94,8 +95,11 @@ def inputs(
 
 def _flat(t: Tensor, batch: Sequence[int]) -> Tensor:
     """(..., H, L, D) as (B, H, L, D)."""
-    if t.shape[:-3] != batch:
-        t = t.expand(*batch, *t.shape[-3:])
+    sizes = t.shape
+    if len(sizes) == 4 and len(batch) == 1 and sizes[0] == batch[0]:
+        return contiguous_rows(t)
+    if sizes[:-3] != batch:
+        t = t.expand(*batch, *sizes[-3:])
     if t.ndim != 4:
         t = t.reshape(math.prod(batch), *t.shape[-3:])
     return contiguous_rows(t)
@@ -103,7 +107,9 @@ def _flat(t: Tensor, batch: Sequence[int]) -> Tensor:
 
 def _scores(t: Tensor, batch: Sequence[int]) -> Tensor:
     """A mask or bias as (B or 1, H or 1, Lq or 1, Lk or 1), with contiguous rows."""
-    t = t.reshape(*[1] * (len(batch) + 3 - t.ndim), *t.shape)
+    missing = len(batch) + 3 - t.ndim
+    if missing:
+        t = t.reshape(*[1] * missing, *t.shape)
     if len(batch) != 1:
         shared = all(size == 1 for size in t.shape[: len(batch)])
         t = t.reshape(1, *t.shape[-3:]) if shared else _flat(t, batch)

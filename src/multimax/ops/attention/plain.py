@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from multimax.ops.attention import reference
 from multimax.ops.attention.call import TENSORS, AttentionCall
+from multimax.ops.attention.pieces import pieces, sizes
 from multimax.ops.attention.reference import Places, Results, by_sequence
 from multimax.ops.operators import traced
 
@@ -36,8 +37,8 @@ def why_not(call: AttentionCall) -> str | None:
     return None
 
 
-def run(call: AttentionCall) -> Results:
-    """Output and log-sums of a call."""
+def run(call: AttentionCall, with_lse: bool = True) -> Results:
+    """Output and log-sums of a call, which come along."""
     b, h, queries = call.query.shape[:3]
     keys = call.key.shape[2]
     if b * h * queries * keys <= ELEMENTS:
@@ -48,21 +49,14 @@ def run(call: AttentionCall) -> Results:
     return by_sequence(call, lambda part, first_head: _blocks(part, reference.places(part, first_head)))
 
 
-def _sizes(count: int, scores: int) -> list[int]:
-    """How many of ``count`` batches, heads or queries, with so many scores each, each block has."""
-    most = max(1, ELEMENTS // max(1, scores))
-    blocks = max(1, -(-count // most))
-    return [count * (i + 1) // blocks - count * i // blocks for i in range(blocks)]
-
-
 def _blocks(call: AttentionCall, at: Places) -> Results:
     """Output and log-sums, split in the first dim of the query that has to be."""
     (b, h, queries, _), key_heads, keys = call.query.shape, call.key.shape[1], call.key.shape[2]
     each = (h * queries * keys, b * (h // max(1, key_heads)) * queries * keys, b * h * keys)
     for dim, (count, scores) in enumerate(zip((b, key_heads, queries), each, strict=True)):
-        sizes = _sizes(count, scores)
-        if len(sizes) > 1:
-            parts = (_of_batches, _of_heads, _of_queries)[dim](call, at, sizes)
+        each_has = sizes(count, scores, ELEMENTS)
+        if len(each_has) > 1:
+            parts = (_of_batches, _of_heads, _of_queries)[dim](call, at, each_has)
             outs, lses = zip(*(_blocks(*part) for part in parts), strict=True)
             return torch.cat(outs, dim), torch.cat(lses, dim)
     return _block(call, at)
@@ -82,22 +76,13 @@ def _block(call: AttentionCall, at: Places) -> Results:
     return result
 
 
-def _pieces(t: Tensor | None, dim: int, sizes: list[int]) -> tuple[Tensor | None, ...]:
-    """A tensor in pieces, or itself for each of them where it broadcasts. Slices would each have a gradient of the
-    whole tensor's size."""
-    if t is None or t.shape[dim] == 1:
-        return (t,) * len(sizes)
-    pieces: tuple[Tensor, ...] = torch.split(t, sizes, dim)
-    return pieces
-
-
 Parts = Iterator[tuple[AttentionCall, Places]]
 
 
 def _of_batches(call: AttentionCall, at: Places, sizes: list[int]) -> Parts:
     """Some batches at a time."""
     tensors = (call.query, call.key, call.value, call.mask, call.bias, at.heads)
-    for query, key, value, mask, bias, heads in zip(*(_pieces(t, 0, sizes) for t in tensors), strict=True):
+    for query, key, value, mask, bias, heads in zip(*(pieces(t, 0, sizes) for t in tensors), strict=True):
         yield call._replace(query=query, key=key, value=value, mask=mask, bias=bias), at._replace(heads=heads)
 
 
@@ -105,9 +90,9 @@ def _of_heads(call: AttentionCall, at: Places, sizes: list[int]) -> Parts:
     """Some key heads at a time, each with the query heads that share it."""
     group = call.query.shape[1] // call.key.shape[1]
     wide = [group * size for size in sizes]
-    pairs = zip(_pieces(call.key, 1, sizes), _pieces(call.value, 1, sizes), strict=True)
-    rest = [_pieces(t, 1, wide) for t in (call.query, call.mask, call.bias, at.heads)]
-    sets = [(p,) * len(sizes) if p.ndim == 2 else _pieces(p, 0, wide) for p in (call.coefs, call.knots)]
+    pairs = zip(pieces(call.key, 1, sizes), pieces(call.value, 1, sizes), strict=True)
+    rest = [pieces(t, 1, wide) for t in (call.query, call.mask, call.bias, at.heads)]
+    sets = [(p,) * len(sizes) if p.ndim == 2 else pieces(p, 0, wide) for p in (call.coefs, call.knots)]
     for (key, value), query, mask, bias, heads, coefs, knots in zip(pairs, *rest, *sets, strict=True):
         part = call._replace(query=query, key=key, value=value, coefs=coefs, knots=knots, mask=mask, bias=bias)
         yield part, at._replace(heads=heads)
@@ -116,7 +101,7 @@ def _of_heads(call: AttentionCall, at: Places, sizes: list[int]) -> Parts:
 def _of_queries(call: AttentionCall, at: Places, sizes: list[int]) -> Parts:
     """Some queries at a time, with the keys that lie in the band of one of them."""
     queries, keys = call.query.shape[2], call.key.shape[2]
-    rows = [_pieces(t, 2, sizes) for t in (call.query, call.mask, call.bias, at.heads)]
+    rows = [pieces(t, 2, sizes) for t in (call.query, call.mask, call.bias, at.heads)]
     for end, size, query, mask, bias, heads in zip(accumulate(sizes), sizes, *rows, strict=True):
         own = slice(end - size, end)
         here = at._replace(heads=heads, queries=at.queries[own])

@@ -212,8 +212,8 @@ def by_sequence(call: AttentionCall, function: Callable[[AttentionCall, int], Re
     return torch.cat(outs, 2), torch.cat(lses, 2)
 
 
-def run(call: AttentionCall) -> Results:
-    """Output and log-sums of a call."""
+def run(call: AttentionCall, with_lse: bool = True) -> Results:
+    """Output and log-sums of a call, which come along."""
     return by_sequence(call, attention)
 
 
