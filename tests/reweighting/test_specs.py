@@ -178,7 +178,7 @@ def one_more(monkeypatch: pytest.MonkeyPatch) -> reweighting.Spec:
         function=squared,
         module=Squared,
         learns=("shift",),
-        differentiable={"shift": registry.PerQuery(-2, 2)},
+        differentiable={"shift": lambda ndim: (-4, -3, -2)},
     )
     monkeypatch.setitem(registry.BY_NAME, spec.name, spec)
     return spec
