@@ -77,8 +77,7 @@ class Plan {
     // A vector's width of neighbouring rows at once: where entries lie apart and those of the neighbours side by side,
     // or where rows are so short that what has to be done once for each would count most.
     job.lanes = 1;
-    auto as_lanes = [&](size_t a) {
-      const Axis axis = axes[a];
+    auto as_lanes = [&](const Axis axis) {
       job.columns = true;
       job.lanes = axis.size;
       job.x.lane_stride = axis.x;
@@ -87,18 +86,24 @@ class Plan {
       job.mask.lane_stride = axis.mask;
       job.y.lane_stride = axis.y;
       job.stats.lane_stride = axis.stats;
-      axes.erase(axes.begin() + static_cast<std::ptrdiff_t>(a));
     };
     if (job.length > 1 && job.x.length_stride != 1) {
       for (size_t a = 0; a < axes.size() && !job.columns; ++a) {
-        const Axis& axis = axes[a];
-        if (axis.size > 1 && axis.x == 1 && axis.out == 1 && axis.set == 0) as_lanes(a);
+        if (axes[a].size > 1 && axes[a].x == 1 && axes[a].out == 1 && axes[a].set == 0) {
+          as_lanes(axes[a]);
+          axes.erase(axes.begin() + static_cast<std::ptrdiff_t>(a));
+        }
       }
     }
     merge(axes);
-    if (!job.columns && job.length > 1 && job.length <= kernels.short_length && !axes.empty() &&
-        axes.back().size >= kernels.width && axes.back().set == 0) {
-      as_lanes(axes.size() - 1);
+    // even if there are too few for a vector: a row's result is the same beside any others
+    if (!job.columns && job.length > 1 && job.length <= kernels.short_length) {
+      if (axes.empty()) {
+        as_lanes({1, 0, 0, 0, 0, 0, 0, 0});
+      } else if (axes.back().set == 0) {
+        as_lanes(axes.back());
+        axes.pop_back();
+      }
     }
     job.axes = static_cast<int>(axes.size());
     for (size_t a = 0; a < axes.size(); ++a) {

@@ -6,10 +6,12 @@ import pytest
 
 # Their tests share what a fixture makes once for all of them: trained models, a browser, processes.
 TOGETHER = (
+    "test_dark.py",
     "test_distributed.py",
     "test_explorer.py",
     "test_explorer_controls.py",
     "test_explorer_files.py",
+    "test_recipe_runs.py",
     "test_report.py",
     "test_timm.py",
 )

@@ -102,7 +102,7 @@ def add_settings(
         type=_assignment,
         metavar="NAME=VALUE",
         help="any other setting, such as trainer.weight_decay=0.1 (transformers' TrainingArguments), "
-        f"{OF_MODEL[task.name if task else 'vision']} (its configuration), attention_options.k=8",
+        f"{OF_MODEL.get(task.name if task else 'vision', 'model.hidden_size=64')} (its configuration), attention_options.k=8",
     )
     parser.add_argument("--out", type=Path, help="folder for the results, in runs/ unless given")
     parser.add_argument("--quiet", action="store_true", help="no progress bars, only lines")

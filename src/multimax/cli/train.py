@@ -46,7 +46,7 @@ def add(commands: Any) -> None:
     command = layout.command(commands, "train", "train a model with any reweighting function", every)
     subcommands = command.add_subparsers(dest="task", metavar="|".join(tasks.names()), required=True)
     for spec in tasks.SPECS:
-        subcommand = layout.command(subcommands, spec.name, spec.about, TEXT + EXAMPLES[spec.name])
+        subcommand = layout.command(subcommands, spec.name, spec.about, TEXT + EXAMPLES.get(spec.name, ""))
         known = ", ".join(name for name in preset_names() if preset(name).task == spec.name)
         subcommand.add_argument("--preset", help=f"{spec.preset} unless given; one of {known}, or a JSON file")
         runs.add_settings(subcommand, spec)

@@ -323,7 +323,8 @@ def notes(sweep: Sweep, metrics: Sequence[str] | None = None) -> list[str]:
         if _of_paper(sweep, paper):
             found.append(f"The column of the paper: {what}, as printed there.")
         else:
-            values = ", ".join(f"{label} {value}" for label, value in paper["values"].items() if label in sweep.labels)
+            of_paper = paper["values"]
+            values = ", ".join(f"{label} {of_paper[label]}" for label in sweep.labels if label in of_paper)
             found.append(f"The paper has another task, to be compared by the direction alone: {what}: {values}.")
     return [" ".join(note.split()) for note in found]
 

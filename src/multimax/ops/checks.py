@@ -4,11 +4,10 @@ import contextlib
 import inspect
 import operator
 from collections.abc import Collection, Mapping, Sequence
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import CausalBias
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -360,17 +359,22 @@ def attention_parameters(query: Tensor, coefs: Tensor, knots: Tensor) -> None:
 def numbers(name: str, value: object, boolean: bool) -> None:
     """A dense floating-point tensor, or, if that is allowed, a boolean one."""
     allowed = isinstance(value, Tensor) and (value.dtype in DTYPES or (boolean and value.dtype == torch.bool))
-    if not allowed or isinstance(value, CausalBias):
+    if not allowed or is_causal_bias(value):
         kind = "a boolean or floating-point tensor" if boolean else "a floating-point tensor"
         got = value.dtype if isinstance(value, Tensor) else type(value).__name__
-        if isinstance(value, CausalBias):
+        if is_causal_bias(value):
             got = "torch's CausalBias, which has no values; write it out, with torch.ones and tril"
         raise TypeError(f"multimax: expected {name} to be {kind}, got {got}")
     assert isinstance(value, Tensor)
     dense(name, value)
 
 
-def causal_bias(value: CausalBias, query: Tensor, key: Tensor) -> None:
+def is_causal_bias(value: object) -> bool:
+    """Whether it is torch's CausalBias. By its module's name: to import that would import Triton."""
+    return type(value).__module__ == "torch.nn.attention.bias"
+
+
+def causal_bias(value: Any, query: Tensor, key: Tensor) -> None:
     """torch's causal bias, made for these lengths."""
     lengths = (query.shape[-2], key.shape[-2])
     if (value.seq_len_q, value.seq_len_kv) != lengths:
@@ -1008,11 +1012,14 @@ def module_inputs(query: Tensor, key: Tensor, value: Tensor, batch_dim: int) -> 
                 f"multimax: expected {name} to be a dense tensor, got a nested one; make nn.TransformerEncoder "
                 "with enable_nested_tensor=False"
             )
-    got = f"{shape(query)}, {shape(key)} and {shape(value)}"
+    expected = None
     if query.dim() not in (2, 3) or key.dim() != query.dim() or value.dim() != query.dim():
-        raise ValueError(f"multimax: expected query, key and value all of 2 or all of 3 dims, got {got}")
-    if query.dim() == 3 and not query.shape[batch_dim] == key.shape[batch_dim] == value.shape[batch_dim]:
-        raise ValueError(f"multimax: expected query, key and value of one batch, on dim {batch_dim}, got {got}")
+        expected = "all of 2 or all of 3 dims"
+    elif query.dim() == 3 and not query.shape[batch_dim] == key.shape[batch_dim] == value.shape[batch_dim]:
+        expected = f"of one batch, on dim {batch_dim}"
+    if expected:
+        got = f"{shape(query)}, {shape(key)} and {shape(value)}"
+        raise ValueError(f"multimax: expected query, key and value {expected}, got {got}")
 
 
 def causal_hint(is_causal: object, attn_mask: Tensor | None) -> None:

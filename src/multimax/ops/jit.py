@@ -82,8 +82,7 @@ def slope(x, coefs, knots, ORDER: tl.constexpr):
 @triton.jit
 def param_terms(x, ds, coefs, knots, ORDER: tl.constexpr):
     """What each score adds to the gradients of coefs and knots, given that of sigma: 4 per order, as
-    (coef, coef, knot, knot) of lower and upper term. Nothing where ds is 0, whatever overflows."""
-    x = tl.where(ds == 0, 0.0, x)
+    (coef, coef, knot, knot) of lower and upper term."""
     found = ()
     for n in tl.static_range(ORDER):
         lower = relu(knots[2 * n] - x)

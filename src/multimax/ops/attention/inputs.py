@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from multimax.ops import checks, dtypes
 from multimax.ops.layout import contiguous_rows
@@ -65,9 +64,9 @@ def inputs(
         query, key, value = query[None], key[None], value[None]
     sizes = query.shape
     batch, heads = checks.batch_shape(query, key, value), sizes[-3]
-    if isinstance(attn_mask, CausalBias):  # torch's, which has no values
+    if checks.is_causal_bias(attn_mask):  # torch's, which has no values
         checks.causal_bias(attn_mask, query, key)
-        if attn_mask.variant == CausalVariant.UPPER_LEFT:
+        if attn_mask.variant.name == "UPPER_LEFT":  # type: ignore[union-attr]
             is_causal = True
         else:
             right = 0

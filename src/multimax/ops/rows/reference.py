@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from multimax.ops import dtypes, masking
-from multimax.ops.operators import decompose, traced
+from multimax.ops.operators import decompose, recorded, traced
 from multimax.ops.rows.call import KINDS, RowsCall, fake_forward
 
 
 def modulated(x: Tensor, coefs: Tensor, knots: Tensor) -> Tensor:
     """sigma(x), without a gradient where it overflows to -inf: the weight there is 0, and 0 * inf would be NaN."""
-    if not traced(x, coefs, knots):
+    if not traced(x, coefs, knots) and not recorded():  # what torch.jit records may need a gradient later
         return sigma(x, coefs, knots)
     with torch.no_grad():
         sunk = sigma(x, coefs, knots) == -torch.inf

@@ -224,7 +224,7 @@ def backward(
             mask=there,
         )
         if PARAMS:
-            terms = param_terms(safe, ds, coefs, knots, ORDER)
+            terms = param_terms(tl.where(ds == 0, 0.0, safe), ds, coefs, knots, ORDER)  # whatever overflows
             more = ()
             for j in tl.static_range(4 * ORDER):
                 more = more + (parts[j] + tl.sum(terms[j], 1),)
