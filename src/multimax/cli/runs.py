@@ -94,6 +94,7 @@ def add_settings(
     sizes = {spec.name: ", ".join(spec.sizes) for spec in tasks.SPECS if task in (None, spec)}
     known = "; ".join(f"{name}: {of_task}" for name, of_task in sizes.items()) if task is None else sizes[task.name]
     group.add_argument("--size", help=f"of the model, one of {known}")
+    of_model = OF_MODEL.get(task.name if task else "vision", "model.hidden_size=64")
     group.add_argument(
         "--set",
         nargs="+",
@@ -102,7 +103,7 @@ def add_settings(
         type=_assignment,
         metavar="NAME=VALUE",
         help="any other setting, such as trainer.weight_decay=0.1 (transformers' TrainingArguments), "
-        f"{OF_MODEL.get(task.name if task else 'vision', 'model.hidden_size=64')} (its configuration), attention_options.k=8",
+        f"{of_model} (its configuration), attention_options.k=8",
     )
     parser.add_argument("--out", type=Path, help="folder for the results, in runs/ unless given")
     parser.add_argument("--quiet", action="store_true", help="no progress bars, only lines")
