@@ -1,6 +1,6 @@
 """The notebook of the documentation: run without Jupyter, and shown as Markdown.
 
-python tools/pages/notebook.py docs/start.ipynb    # runs it, and keeps what it prints
+python tools/site_notebook.py docs/start.ipynb    # runs it, and keeps what it prints
 """
 
 import ast

@@ -24,10 +24,10 @@ from mkdocs.structure.pages import Page
 from mkdocs.structure.toc import AnchorLink
 from pymdownx.slugs import slugify
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(Path(__file__).parent))
 
-import notebook  # noqa: E402
+import site_notebook  # noqa: E402
 
 FROM_ROOT = {"index.md": "README.md", "changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
 NOTEBOOK = "start.ipynb"
@@ -69,7 +69,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
     for page, source in FROM_ROOT.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
-    text = notebook.as_markdown(notebook.read(ROOT / "docs" / NOTEBOOK))
+    text = site_notebook.as_markdown(site_notebook.read(ROOT / "docs" / NOTEBOOK))
     files.append(File.generated(config, "start.md", content=text))
     files.append(File.generated(config, f"assets/{FONT}.woff2", content=_font()))
     files.append(File.generated(config, "assets/formulas.css", content=STYLE))
