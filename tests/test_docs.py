@@ -12,7 +12,6 @@ import yaml
 import site_notebook as notebook
 from places import ROOT
 
-
 DOCS = ROOT / "docs"
 NOTEBOOK = DOCS / "start.ipynb"
 FILES = [
