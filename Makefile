@@ -62,7 +62,7 @@ bench: $(READY)
 
 # The documentation site, into build/site: a broken link, or a page that would fetch something from elsewhere, is an error
 docs: $(VENV)/.docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 # on http://127.0.0.1:8000/, anew after each change
 docs-serve: $(VENV)/.docs
