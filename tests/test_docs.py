@@ -70,6 +70,8 @@ def entries() -> dict[str, object]:
     text = "\n".join(path.read_text(encoding="utf-8") for path in sorted((DOCS / "api").glob("*.md")))
     names = re.findall(r"^::: (\S+)$", text, re.MULTILINE)
     assert len(names) == len(set(names)), "an entry is there twice"
+    files = [name for name in names if (ROOT / "src" / name.replace(".", "/")).with_suffix(".py").exists()]
+    assert not files, "the site would show these files: name what is in them, as in multimax.metrics.collect.collect"
     return {name: named(name) for name in names}
 
 
