@@ -45,6 +45,7 @@ STYLE = f"""\
   src: local("STIX Two Math"), url("{FONT}.woff2") format("woff2");
 }}
 math {{ font-family: "Formulas", "Cambria Math", math; font-size: 1.05em; }}
+p:has(> math) {{ overflow-x: auto; overflow-y: hidden; }}
 math[display="block"] {{ overflow-x: auto; overflow-y: hidden; padding: 0.3em 0; }}
 """
 
