@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import package_page
 import site_notebook as notebook
 from places import ROOT
 
@@ -110,3 +111,21 @@ def test_every_page_is_in_the_navigation() -> None:
     listed = list(pages(settings["nav"]))
     assert len(listed) == len(set(listed))
     assert set(listed) == {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")} | MADE
+
+
+def test_the_package_page_has_no_relative_links() -> None:
+    text = package_page.absolute((ROOT / "README.md").read_text(encoding="utf-8"), "https://host/a/b", "v1")
+    targets = re.findall(r"\]\(([^)\s]+)\)", text)
+    assert all(target.startswith("https://") for target in targets)
+    assert "](https://host/a/b/raw/v1/docs/figures/readme.svg)" in text
+    assert "](https://host/a/b/blob/v1/docs/install.md)" in text
+    assert "](https://proceedings.mlr.press/v235/zhou24g.html)" in text
+    project = package_page.addressed((ROOT / "pyproject.toml").read_text(), "https://host/a/b", "https://site/b/")
+    assert 'Repository = "https://host/a/b"\nDocumentation = "https://site/b/"\n' in project
+    assert "example.org" not in project
+
+
+def test_the_readme_is_short_and_begins_with_what_it_is() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 170
+    assert any("pip install" in line for line in lines[:12])
