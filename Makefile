@@ -24,7 +24,7 @@ KERNEL_TESTS := tests/ops/rows/test_cpu.py tests/ops/attention/test_attention.py
 CSRC := $(wildcard csrc/*/*.h csrc/*/*.cpp)
 CPP := $(CSRC) $(wildcard tools/*.cpp)
 
-.PHONY: demo test test-oldest lint format bench sanitize sanitize-threads fuzz soak clean
+.PHONY: demo test test-oldest lint format bench docs docs-serve sanitize sanitize-threads fuzz soak clean
 
 # with what it needs and no more, the kernels for this machine alone, unless all is there
 demo: $(if $(wildcard $(VENV)/.kernels),$(READY),$(DEMO))
@@ -59,6 +59,18 @@ format: $(PACKAGE)
 bench: $(READY)
 	$(PIP) "cut-cross-entropy>=25"
 	$(BIN)/python benchmarks/everything.py $(QUICK)
+
+# The documentation site, into build/site: a broken link, or a page that would fetch something from elsewhere, is an error
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
+
+# on http://127.0.0.1:8000/, anew after each change
+docs-serve: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
+
+$(VENV)/.docs: pyproject.toml $(TORCH)
+	$(PIP) -e ".[docs]"
+	touch $@
 
 # The kernels built with AddressSanitizer and UndefinedBehaviorSanitizer, and everything that runs them.
 # Leaks are not looked for: the interpreter has too many of its own.

@@ -1,0 +1,46 @@
+"""Makes README.md fit for the package's page, where nothing relative works, and names the project's addresses.
+
+    python tools/package_page.py https://github.com/OWNER/NAME https://OWNER.github.io/NAME/ --ref v0.1.0
+
+Changes README.md and pyproject.toml in place: for the workflow that builds the wheels, not to be committed.
+"""
+
+import argparse
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PLACEHOLDER = re.compile(r'^Repository = "https://example.org/.*$', re.MULTILINE)
+
+
+def absolute(text: str, repository: str, ref: str) -> str:
+    """A document with addresses for its links to files, and with those of the files themselves for its pictures."""
+
+    def address(match: re.Match[str]) -> str:
+        picture, words, target = match.groups()
+        if re.match(r"[a-z]+:|#", target):
+            return match[0]
+        return f"{picture}[{words}]({repository.rstrip('/')}/{'raw' if picture else 'blob'}/{ref}/{target})"
+
+    return re.sub(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)", address, text)
+
+
+def addressed(text: str, repository: str, site: str) -> str:
+    """pyproject.toml with the addresses instead of the placeholder."""
+    lines = f'Repository = "{repository}"\nDocumentation = "{site}"\nChangelog = "{site.rstrip("/")}/changelog/"'
+    found, count = PLACEHOLDER.subn(lines, text)
+    if count != 1:
+        raise SystemExit("package_page: expected one placeholder for Repository in pyproject.toml")
+    return found
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("repository")
+    parser.add_argument("site")
+    parser.add_argument("--ref", default="main", help="the tag or branch that links lead to; main unless given")
+    options = parser.parse_args()
+    readme, project = ROOT / "README.md", ROOT / "pyproject.toml"
+    new = addressed(project.read_text(encoding="utf-8"), options.repository, options.site)
+    project.write_text(new, encoding="utf-8")
+    readme.write_text(absolute(readme.read_text(encoding="utf-8"), options.repository, options.ref), encoding="utf-8")
