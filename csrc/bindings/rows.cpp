@@ -96,7 +96,7 @@ class Plan {
       }
     }
     merge(axes);
-    // even if there are too few for a vector: a row's result is the same beside any others
+    // even if there are too few for a vector: a row's weights are the same beside any others
     if (!job.columns && job.length > 1 && job.length <= kernels.short_length) {
       if (axes.empty()) {
         as_lanes({1, 0, 0, 0, 0, 0, 0, 0});

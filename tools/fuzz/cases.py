@@ -397,7 +397,7 @@ def attention(rng: Generator, hard: bool) -> tuple[str, Differences]:
 
 
 def loss(rng: Generator, hard: bool) -> tuple[str, Differences]:
-    """multimax_cross_entropy, or linear_multimax_cross_entropy of logits that are exact."""
+    """multimax_cross_entropy. (The linear loss is not here: its products round.)"""
     dtype = pick(rng, DTYPES)
     count, classes = int(rng.integers(1, 6)), pick(rng, (2, 3, 9, 17, 33, 100, 300))
     coefs, knots = parameters(rng, (), dtype, hard)

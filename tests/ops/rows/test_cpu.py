@@ -166,6 +166,15 @@ def test_short_rows(isa: str, name: str, length: int, dtype: torch.dtype) -> Non
         assert output[0].isfinite().sum() >= 37 * length // 2
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_short_rows_have_the_same_weights_beside_any_others(isa: str, dtype: torch.dtype) -> None:
+    coefs, knots = parameters()
+    x = torch.randn(37, 20).to(dtype)
+    output = run("multimax", KERNEL, None, x, coefs, knots)[0]
+    for rows in (slice(0, 1), slice(3, 8), slice(20, 37)):
+        assert torch.equal(run("multimax", KERNEL, None, x[rows], coefs, knots)[0], output[rows])
+
+
 # A row is split where there are few: the same threads or not, masks, strides and what does not count in some stretch.
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
