@@ -60,7 +60,8 @@ def check(name: str, function: Function, x: Tensor, coefs: Tensor, knots: Tensor
     found = function(given, coefs, knots).reshape(-1, x.shape[-1])[:8].double()
     # of the largest weight: in a row of ten million all are small
     error = ((found - expected).abs().max() / expected.max()).item()
-    tolerance = 0.05 if x.dtype == torch.bfloat16 else 1e-4
+    # torch.softmax, which most rivals end in, adds up a row in float32: ten million entries cost a few digits
+    tolerance = 0.05 if x.dtype == torch.bfloat16 else max(1e-4, 1e-10 * x.shape[-1])
     if not error <= tolerance:
         raise AssertionError(f"{name} is off by {error} on {tuple(x.shape)} {x.dtype}")
 
