@@ -21,7 +21,7 @@ def run(*command: object) -> subprocess.CompletedProcess[str]:
 
 
 @needs_kernels
-@pytest.mark.parametrize("only", ["rows", "attention", "losses", "entmax"])
+@pytest.mark.parametrize("only", ["rows", "attention", "losses", "linear", "entmax"])
 def test_nothing_differs(only: str, tmp_path: Path) -> None:
     done = run(FUZZ, "--cases", 100, "--only", only, "--out", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -89,7 +89,13 @@ def test_the_oracle_sees_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     from multimax.ops import kernels
 
     isa = kernels.use_isa()
-    for name, kind in (("multimax", "rows"), ("multimax_attention", "attention"), ("multimax_cross_entropy", "losses")):
+    functions = {
+        "rows": "multimax",
+        "attention": "multimax_attention",
+        "losses": "multimax_cross_entropy",
+        "linear": "linear_multimax_cross_entropy",
+    }
+    for kind, name in functions.items():
         function = getattr(multimax, name)
 
         def wrong(*args: Any, function: Any = function, **options: Any) -> Any:

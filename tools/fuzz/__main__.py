@@ -33,7 +33,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--first", type=int, default=0, help="seed of the first case; the others follow it (default: 0)"
     )
-    parser.add_argument("--only", choices=("rows", "attention", "losses", "entmax"), help="one operation")
+    parser.add_argument("--only", choices=("rows", "attention", "losses", "linear", "entmax"), help="one operation")
     parser.add_argument("--seed", type=int, help="run the case of this seed alone, here, and print what differed")
     parser.add_argument("--out", type=Path, help="folder for the state, to go on after an interruption")
     parser.add_argument("--child", type=int, nargs=2, metavar=("FIRST", "END"), help=argparse.SUPPRESS)

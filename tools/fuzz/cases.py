@@ -1,139 +1,45 @@
 """Random hard inputs, one case per seed: drawn, given to the package, and compared with the oracle."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
+import losses
 import numpy as np
 import oracle
 import torch
+from common import (
+    DTYPES,
+    LENGTHS,
+    Differences,
+    broadcast,
+    compare_parameters,
+    computing,
+    layout,
+    masked,
+    numbers,
+    only,
+    parameters,
+    pick,
+    product,
+    torch_dtype,
+)
 from numpy.random import Generator
-from oracle import Bounded, Flags, Sigma, Weights, Wide, wide
+from oracle import Bounded, Sigma, Weights, Wide, wide
 from torch import Tensor
 
 import multimax
 from multimax import reweighting
 from multimax.ops import kernels
 
-DTYPES = ("float32", "float64", "bfloat16", "float16")
-LENGTHS = (1, 1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64, 100, 129, 257)
-
-
-class Differences(list[str]):
-    """What differed, in words."""
-
-    def compare(self, name: str, got: Tensor, want: Bounded, nan: Flags | None = None) -> None:
-        """A result of the package with the oracle's value, NaN where that is wanted."""
-        dtype = str(got.dtype).removeprefix("torch.")
-        found = wide(got.detach().double().numpy())
-        if found.shape != want.value.shape:
-            self.append(f"{name}: shape {found.shape} instead of {want.value.shape}")
-            return
-        with np.errstate(invalid="ignore", over="ignore"):
-            bound = want.bound + np.abs(want.value) * 2 * oracle.EPS[dtype] + oracle.SMALLEST[dtype]
-            open_end = ~(
-                np.abs(want.value) + bound < oracle.LARGEST[dtype] / 2
-            )  # may round to infinity; or not compared
-            exact = (want.value == 0) & (want.bound == 0)
-            right = np.where(exact, found == 0, np.abs(found - want.value) <= bound)
-            right |= found == want.value  # infinities
-            right |= open_end & ~np.isfinite(want.value + want.bound)
-            right |= open_end & ~np.isnan(found)
-        if nan is not None:
-            right = np.where(nan, np.isnan(found), right)
-        if right.all():
-            return
-        wrong = ~right
-        at = tuple(int(i) for i in np.argwhere(wrong)[0])
-        expected = (
-            "nan" if nan is not None and nan[at] else f"{float(want.value[at]):.9g} within {float(bound[at]):.3g}"
-        )
-        self.append(
-            f"{name}: {int(wrong.sum())} of {wrong.size} differ, first {at}: {float(found[at]):.9g}, not {expected}"
-        )
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    """A dtype by name."""
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
-
-
-def pick(rng: Generator, choices: Iterable[Any]) -> Any:
-    """One of several."""
-    choices = list(choices)
-    return choices[int(rng.integers(len(choices)))]
-
-
-def numbers(rng: Generator, shape: tuple[int, ...], dtype: str, hard: bool) -> Tensor:
-    """Numbers of that dtype, some or all of them extreme if hard."""
-    largest = oracle.LARGEST[dtype]
-    x = rng.standard_normal(shape) * pick(rng, (1, 1, 3, 10))
-    if hard:
-        kind = int(rng.integers(7))
-        if kind == 0:
-            x = rng.standard_normal(shape) * 10.0 ** rng.uniform(0, np.log10(largest))
-        elif kind == 1:
-            x = rng.uniform(-1, 1, shape) * largest
-        elif kind == 2:
-            x = np.full(shape, rng.standard_normal() * 10.0 ** rng.uniform(-5, 5))
-        elif kind == 3:
-            x = x * 10.0 ** rng.uniform(-45, 0)
-        else:
-            special = [0.0, -0.0, 1e4, -1e4, largest, -largest, largest / 4, -largest / 4, -np.inf, -largest / 2]
-            special += [largest / 1e3, -largest / 1e3, np.sqrt(largest), -np.sqrt(largest)]
-            special += [np.nan, np.inf] if kind == 6 else []
-            spots = rng.random(shape) < pick(rng, (0.02, 0.2, 0.7))
-            x = np.where(spots, rng.choice(special, shape), x)
-    with np.errstate(over="ignore"):
-        return torch.from_numpy(np.asarray(x)).to(torch_dtype(dtype))
-
-
-def parameters(rng: Generator, lead: tuple[int, ...], dtype: str, hard: bool) -> tuple[Tensor, Tensor]:
-    """Coefs and knots of orders 1 to 4, up to the limits of what is computed in if hard."""
-    order = pick(rng, (1, 2, 2, 3, 4))
-    shape = (*lead, order, 2)
-    kind = pick(rng, DTYPES[:2] if dtype != "float64" else ("float64",))
-    largest = oracle.LARGEST[computing(dtype)]
-    coefs, knots = rng.standard_normal(shape) * pick(rng, (0.05, 0.3, 1)), rng.standard_normal(shape)
-    if hard:
-        scale = pick(rng, (0, 1, 30, 1e6, 1e30, largest / 4, 1e-30))
-        coefs = np.where(rng.random(shape) < 0.5, rng.standard_normal(shape) * scale, coefs)
-        coefs = np.where(rng.random(shape) < 0.2, 0, coefs)
-        scale = pick(rng, (0, 1, 1e3, 1e18, largest / 4))
-        knots = np.where(rng.random(shape) < 0.4, rng.uniform(-1, 1, shape) * scale, knots)
-    made = (torch.from_numpy(np.asarray(t)).to(torch_dtype(kind)) for t in (coefs, knots))
-    coefs_t, knots_t = made
-    return coefs_t, knots_t
-
-
-def layout(rng: Generator, x: Tensor) -> Tensor:
-    """The same values with other strides."""
-    kind = int(rng.integers(4))
-    if kind == 1 and x.ndim > 1:
-        a, b = (int(d) for d in rng.choice(x.ndim, 2, replace=False))
-        return x.transpose(a, b).contiguous().transpose(a, b)
-    if kind == 2:
-        return torch.stack([x, torch.full_like(x, torch.nan)], -1)[..., 0]
-    if kind == 3 and x.ndim:
-        return torch.cat([torch.full_like(x[..., :1], torch.nan), x], -1)[..., 1:]
-    return x
-
-
-def masked(x: Tensor) -> Flags:
-    """By value."""
-    limit = -oracle.LARGEST[str(x.dtype).removeprefix("torch.")] / 2
-    found: Flags = x.double().numpy() <= limit
-    return found
-
-
-def computing(dtype: str) -> str:
-    """The dtype of computation."""
-    return "float64" if dtype == "float64" else "float32"
-
 
 def as_rows(t: Tensor, dim: int) -> Wide:
     """(R, K), for the oracle."""
     return wide(t.double().movedim(dim, -1).reshape(-1, t.shape[dim]).numpy())
+
+
+def as_result(t: Tensor, dim: int) -> Tensor:
+    """(R, K), of the package."""
+    return t.detach().movedim(dim, -1).reshape(-1, t.shape[dim])
 
 
 def rows(rng: Generator, hard: bool) -> tuple[str, Differences]:
@@ -207,55 +113,6 @@ def rows(rng: Generator, hard: bool) -> tuple[str, Differences]:
     differences.compare("gradient of x", as_result(of_x, dim), only(oracle.to_input(sigma, ds), ~skip))
     compare_parameters(differences, sigma, ds, settled, (of_coefs, of_knots), others)
     return label, differences
-
-
-def only(want: Bounded, compared: Flags) -> Bounded:
-    """The same, with nothing to compare elsewhere."""
-    return Bounded(want.value, np.where(compared, want.bound, np.inf))
-
-
-def as_result(t: Tensor, dim: int) -> Tensor:
-    """(R, K), of the package."""
-    return t.detach().movedim(dim, -1).reshape(-1, t.shape[dim])
-
-
-def broadcast(t: Tensor, others: tuple[int, ...], count: int) -> Wide:
-    """Parameters for each row, (R, N, 2)."""
-    return wide(t.double().expand(*others, *t.shape[-2:]).reshape(count, *t.shape[-2:]).numpy())
-
-
-def compare_parameters(
-    differences: Differences,
-    sigma: Sigma,
-    ds: Bounded,
-    settled: bool,
-    got: tuple[Tensor, Tensor],
-    others: tuple[int, ...],
-) -> None:
-    """The parameters' gradients, unless a row leaves them open."""
-    if not settled:
-        return
-    for name, want, found in zip(("coefs", "knots"), oracle.to_parameters(sigma, ds), got, strict=True):
-        lead = found.shape[:-2]
-        value, bound = (t.reshape(*others, *t.shape[1:]) for t in want)
-        if lead:
-            axes = tuple(i for i, size in enumerate(lead) if size == 1)
-            value, bound = (t.sum(axes, keepdims=True) for t in (value, bound))
-        else:
-            axes = tuple(range(len(others)))
-            value, bound = value.sum(axes), bound.sum(axes)
-        # the sum of rows may overflow where each does not
-        size = np.abs(value) + bound
-        bound = np.where(size > sigma.largest / 64, np.inf, bound + 64 * sigma.eps * size)
-        bound = np.where(size == 0, 0, bound + oracle.SMALLEST[sigma.compute])
-        differences.compare(f"gradient of {name}", found, Bounded(value, bound))
-
-
-def product(equation: str, a: Bounded, b: Wide, compute: str) -> Bounded:
-    """A product with what is exact; not compared where its sums may overflow."""
-    value, size = np.einsum(equation, a.value, b), np.einsum(equation, np.abs(a.value), np.abs(b))
-    bound = np.einsum(equation, a.bound, np.abs(b)) + 64 * oracle.EPS[compute] * size
-    return Bounded(value, np.where(size + bound < oracle.LARGEST[compute] / 64, bound, np.inf))
 
 
 def attention(rng: Generator, hard: bool) -> tuple[str, Differences]:
@@ -363,19 +220,10 @@ def attention(rng: Generator, hard: bool) -> tuple[str, Differences]:
     dx = oracle.to_input(sigma, ds)
     dx = Bounded(dx.value.reshape(full), dx.bound.reshape(full) + rounding * np.abs(dx.value.reshape(full)))
     settled = not open_rows.any()
-    with np.errstate(invalid="ignore"):
-        of_q = Bounded(
-            *(factor * np.einsum("bhij,bhjd->bhid", a, c) for a, c in ((dx.value, wk), (dx.bound, np.abs(wk))))
-        )
-        of_k = Bounded(
-            *(factor * np.einsum("bhij,bhid->bhjd", a, c) for a, c in ((dx.value, wq), (dx.bound, np.abs(wq))))
-        )
+    scaled = Bounded(factor * dx.value, abs(factor) * dx.bound)
+    of_q = product("bhij,bhjd->bhid", scaled, wk, compute)
+    of_k = product("bhij,bhid->bhjd", scaled, wq, compute)
     of_v = Bounded(*(np.einsum("bhij,bhid->bhjd", a, c) for a, c in ((p, wg), (p_error, np.abs(wg)))))
-    largest = oracle.LARGEST[compute] / 64
-    of_q, of_k = (
-        Bounded(t.value, np.where(np.abs(t.value) + t.bound < largest, t.bound + 64 * eps * np.abs(t.value), np.inf))
-        for t in (of_q, of_k)
-    )
     differences.compare("gradient of query", grads[0], only(of_q, ~open_rows[..., None]))
     if settled:
         differences.compare("gradient of key", grads[1], of_k)
@@ -393,94 +241,6 @@ def attention(rng: Generator, hard: bool) -> tuple[str, Differences]:
     if found[0].ndim == 4:  # (H, 1, N, 2), for (B, H, Lq)
         found = tuple(t[None] for t in found)
     compare_parameters(differences, sigma, ds, settled, found, others)  # type: ignore[arg-type]
-    return label, differences
-
-
-def loss(rng: Generator, hard: bool) -> tuple[str, Differences]:
-    """multimax_cross_entropy. (The linear loss is not here: its products round.)"""
-    dtype = pick(rng, DTYPES)
-    count, classes = int(rng.integers(1, 6)), pick(rng, (2, 3, 9, 17, 33, 100, 300))
-    coefs, knots = parameters(rng, (), dtype, hard)
-    x = layout(rng, numbers(rng, (count, classes), dtype, hard))
-    smoothing, z_loss = pick(rng, (0.0, 0.0, 0.1, 1.0)), pick(rng, (0.0, 0.0, 0.01))
-    weight = (
-        torch.from_numpy(rng.uniform(0.1, 2, classes)).to(torch_dtype(computing(dtype))) if rng.random() < 0.3 else None
-    )
-    ignore = pick(rng, (-100, 0))
-    soft = rng.random() < 0.3
-    if soft:
-        target = torch.softmax(torch.from_numpy(rng.standard_normal((count, classes))), -1).to(
-            torch_dtype(computing(dtype))
-        )
-        ignore = -100
-    else:
-        target = torch.from_numpy(rng.integers(0, classes, count))
-        target[torch.from_numpy(rng.random(count) < 0.2)] = ignore
-    impl = pick(rng, ("cpu", "cpu", "torch", "reference"))
-    stats = bool(rng.random() < 0.3)
-    label = (
-        f"loss {dtype} {(count, classes)} order={coefs.shape[0]} smoothing={smoothing} z_loss={z_loss} weight="
-        f"{weight is not None} ignore_index={ignore} soft={soft} stats={stats} impl={impl}"
-    )
-    leaves = [t.detach().requires_grad_() for t in (x, coefs, knots)]
-    losses = multimax.multimax_cross_entropy(
-        leaves[0], target, *leaves[1:], weight=weight, ignore_index=ignore, reduction="none", label_smoothing=smoothing,
-        z_loss=z_loss, return_stats=stats, impl=impl,
-    )  # fmt: skip
-    losses = losses[0] if stats else losses
-    up = numbers(rng, (count,), "float32", False).to(losses.dtype)
-    grads = torch.autograd.grad(losses, leaves, up)
-
-    compute = computing(dtype)
-    eps = oracle.EPS[compute]
-    rough = wide(x.detach().double().numpy())
-    wanted = np.zeros((count, classes), dtype=np.longdouble)
-    counts = np.ones(count, dtype=bool)
-    if soft:
-        wanted = wide(target.double().numpy())
-    else:
-        counts = target.numpy() != ignore
-        wanted[np.arange(count)[counts], target.numpy()[counts]] = 1
-    by_class = wide(np.ones(classes)) if weight is None else wide(weight.double().numpy())
-    q = by_class * (wanted * (1 - smoothing) + np.longdouble(smoothing) / classes)
-    q = np.where(counts[:, None], q, 0)
-    part = ~masked(x.detach())
-    lost = np.isnan(rough)
-    sets = [broadcast(t.to(torch_dtype(compute)), (count,), count) for t in (coefs, knots)]
-    sigma = Sigma(np.where(lost, 0, rough), part & ~lost, *sets, compute, by_autograd=impl != "cpu")
-    nan, unclear = sigma.rows()
-    weights = Weights(np.where(sigma.plain == -np.inf, -np.inf, sigma.value), sigma.error, sigma.part, compute)
-    dead = ~part | (sigma.plain == -np.inf)
-    infinite = (dead & (q > 0)).any(1)
-    # an infinite loss, or one that is NaN, leaves its gradients open
-    open_rows = unclear | nan | lost.any(1) | weights.loose | infinite | ~part.any(1) | (part & dead).any(1)
-    mass, log_sum = q.sum(1), weights.log_sum
-    score = np.where(dead, 0, q * sigma.value).sum(1)
-    value = mass * log_sum - score + np.where(counts, z_loss * log_sum**2, 0)
-    size = np.where(dead, 0, q * np.abs(sigma.value)).sum(1) + mass * np.abs(log_sum)
-    bound = np.where(dead, 0, q * sigma.error).sum(1) + (mass + 2 * z_loss * np.abs(log_sum)) * (
-        weights.unsure + 8 * eps * (1 + np.abs(weights.top))
-    )
-    bound = bound + 32 * eps * (size + z_loss * log_sum**2)
-    differences = Differences()
-    broken = np.broadcast_to(counts & (lost.any(1)), count)
-    differences.compare(
-        "loss",
-        losses,
-        only(Bounded(np.where(counts, value, 0), np.where(counts, bound, 0)), ~open_rows | ~counts),
-        broken,
-    )
-    pull = np.where(counts, wide(up.double().numpy()), 0)[:, None]
-    outer = (mass + 2 * z_loss * log_sum)[:, None]
-    outer_error = 2 * z_loss * weights.log_error[:, None] + 8 * eps * np.abs(outer)
-    both = q + weights.p * np.abs(outer)
-    error = weights.error * np.abs(outer) + weights.p * outer_error + 8 * eps * both
-    ds = Bounded(pull * (weights.p * outer - q), np.abs(pull) * error)
-    if impl != "cpu" and dtype != compute:  # autograd adds parts that were rounded
-        ds = Bounded(ds.value, ds.bound + 4 * oracle.EPS[dtype] * np.abs(pull) * both)
-    skip = np.broadcast_to(open_rows[:, None], part.shape)
-    differences.compare("gradient of input", grads[0], only(oracle.to_input(sigma, ds), ~skip))
-    compare_parameters(differences, sigma, ds, not skip.any(), (grads[1], grads[2]), (count,))
     return label, differences
 
 
@@ -531,7 +291,8 @@ def entmax(rng: Generator, hard: bool) -> tuple[str, Differences]:
 KINDS: dict[str, Callable[[Generator, bool], tuple[str, Differences]]] = {
     "rows": rows,
     "attention": attention,
-    "losses": loss,
+    "losses": losses.loss,
+    "linear": losses.linear,
     "entmax": entmax,
 }
 
@@ -539,7 +300,7 @@ KINDS: dict[str, Callable[[Generator, bool], tuple[str, Differences]]] = {
 def run(seed: int, only_kind: str | None = None) -> tuple[str, list[str]]:
     """What the case of that seed is, and what differed in it."""
     rng = np.random.default_rng(seed)
-    kind = pick(rng, ("rows", "rows", "attention", "losses", "entmax"))
+    kind = pick(rng, ("rows", "rows", "attention", "losses", "linear", "entmax"))
     kind = only_kind or kind
     available = []
     for isa in kernels.ISAS:

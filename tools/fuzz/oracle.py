@@ -41,7 +41,8 @@ def wide(values: object) -> Wide:
 class Sigma:
     """sigma of rows x, (R, K), where `part`, with parameters (R, N, 2) each, as computed in a dtype; off is how far x
     itself may be from its true value. by_autograd: powers that may overflow leave a result open even where their
-    coefficient is 0, since autograd multiplies them out first."""
+    coefficient is 0, since autograd multiplies them out first; and so do terms at 0, which stands where x is masked or
+    ignored."""
 
     def __init__(
         self,
@@ -59,6 +60,7 @@ class Sigma:
         self.x = x = np.where(part, x, 0)
         self.off = np.where(part, wide(0) if off is None else off, 0)
         self.unclear = np.zeros(x.shape, dtype=bool)  # whether it overflows depends on the order of operations
+        self.astray = np.zeros(len(x), dtype=bool)  # rows in which 0 may leave NaN in gradients
         self.orders = range(coefs.shape[1])
         narrow = np.float64 if compute == "float64" else np.float32
         value, plain = x, x.astype(narrow)  # exactly, and line by line in the dtype
@@ -70,6 +72,8 @@ class Sigma:
                 coef, u, near = coefs[:, n, side, None], self.distance(n, side), self.near(n, side)
                 if by_autograd:
                     self.unclear |= part & (u ** (n + 1) > self.largest / 1e12)
+                    at_zero = np.maximum(np.abs(coef), 1) * np.maximum(-sign * knots[:, n, side, None], 0) ** (n + 1)
+                    self.astray |= (at_zero > self.largest / 1e12)[:, 0]
                 self._look(sign * (x - knots[:, n, side, None]), u)
                 knot = knots[:, n, side, None].astype(narrow)
                 narrow_u = np.maximum(sign * (x.astype(narrow) - knot), narrow(0))

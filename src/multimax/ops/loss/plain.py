@@ -8,6 +8,7 @@ from multimax.ops import dtypes
 from multimax.ops.loss.autograd import loss as run
 from multimax.ops.loss.autograd import unable
 from multimax.ops.loss.call import LinearLossCall, Logits, LossCall
+from multimax.ops.loss.reference import counted
 from multimax.ops.loss.sums import BEST, DOT, MASS, SCORE, SPREAD, TOP, TOTAL, is_indices
 from multimax.ops.rows.reference import scores
 
@@ -77,7 +78,7 @@ def gradients(
     x, target, setting = logits.x, logits.target, logits.setting
     with torch.enable_grad():
         leaves = [t.detach().requires_grad_() for t in (x, logits.coefs, logits.knots)]
-        masked, s = scores(*leaves)
+        masked, s = scores(counted(leaves[0], target, setting.ignore_index), *leaves[1:])
     top, total = sums[TOP].to(s.dtype), sums[TOTAL]
     weights = (s.detach() - top[:, None]).exp() * (p_scale / total).to(s.dtype)[:, None]
     grad = weights - scale.to(s.dtype)[:, None] * _wanted(logits)

@@ -17,13 +17,18 @@ from multimax.ops.rows.reference import log_multimax, scores
 NAME = "reference"
 
 
+def counted(x: Tensor, target: Tensor, ignore_index: int) -> Tensor:
+    """Logits with 0 in the rows that are ignored: nothing that stands there may reach a gradient, not even NaN."""
+    return x if target.is_floating_point() else torch.where((target == ignore_index)[:, None], 0.0, x)
+
+
 def cross_entropy(call: LossCall) -> tuple[Tensor, Tensor]:
     """Cross-entropy of each row of x, with log multimax instead of log softmax, and its log-sum.
 
     Ignored rows are 0. Masked entries that the target does not want add nothing. Both results are (R,), in the compute
     dtype.
     """
-    x, target = call.x, call.target
+    x, target = counted(call.x, call.target, call.ignore_index), call.target
     dtype = dtypes.compute_dtype(x.dtype)
     masked, s = scores(x, call.coefs, call.knots)
     empty = masked.all(-1)

@@ -50,7 +50,7 @@ def is_class(target: Tensor, classes: int) -> Tensor:
 def rows_of(sums: Tensor, target: Tensor, setting: Setting, classes: int) -> tuple[Rows, Tensor]:
     """Losses and the other results from the sums, and the total of what each row's loss wants; NaN for an index that
     is none of that many classes."""
-    log_total = sums[TOTAL].log()
+    log_total = torch.where(sums[TOTAL] == 0, 0, sums[TOTAL].log())  # nothing is left: the log-sum is TOP, -inf
     log_sum = sums[TOP] + log_total
     losses, mass = _times(sums[MASS], log_total) - sums[DOT], sums[MASS]
     if is_indices(target):
@@ -58,9 +58,9 @@ def rows_of(sums: Tensor, target: Tensor, setting: Setting, classes: int) -> tup
         share = torch.where(known, 1 - setting.smoothing, torch.full_like(log_sum, torch.nan))
         if setting.weight is not None:
             share = share * setting.weight.to(share.dtype)[torch.where(known, target, 0)]
-        absent = sums[SCORE] == -torch.inf
+        absent = (sums[SCORE] == -torch.inf) & ~log_total.isnan()  # NaN in a row is never hidden
         cost = torch.where(absent, torch.inf, (sums[TOP] - sums[SCORE]) + log_total)
-        unwanted = absent & (share == 0) & ~log_total.isnan()  # costs nothing
+        unwanted = absent & (share == 0)  # costs nothing
         losses = losses + torch.where(unwanted, 0, share * cost)
         mass = mass + torch.where(absent, 0, share)
         losses = torch.where(ignored, 0, losses)
