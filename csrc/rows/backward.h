@@ -45,6 +45,13 @@ MULTIMAX_INLINE void dot_of_row(const Tile& t, const Vectors<S, N>& of_params, R
   auto masked_lanes = S::first(0);
   for (int64_t begin = 0; begin < t.vectors(); begin += sum_every) {
     V sums[chains] = {};
+    if constexpr (kind == Kind::multimax && !has_y && !Again) {  // apart: the shorter the chain, the more overlap
+      each(
+          t, begin, min(begin + sum_every, t.vectors()), MULTIMAX_EACH {
+            V x = x_.load(i, part);
+            work.store(i, S::select(masked(x, floor, part), lowest(), sigma(f, x) - top), part);
+          });
+    }
     each<chains>(
         t, begin, min(begin + sum_every, t.vectors()), MULTIMAX_EACH {
           V g = grad.load(i, part);
@@ -58,9 +65,12 @@ MULTIMAX_INLINE void dot_of_row(const Tile& t, const Vectors<S, N>& of_params, R
             V x = x_.load(i, part);
             off = masked(x, floor, part);
             if constexpr (Careful || kind == Kind::log_multimax) g = S::zero_if(off, g);
-            if constexpr (kind == Kind::multimax) {
-              V e = exp<S>(S::select(off, lowest(), sigma(f, x) - top));
-              if constexpr (!Again) work.store(i, e, part);
+            if constexpr (kind == Kind::multimax && Again) {
+              g = g * exp<S>(S::select(off, lowest(), sigma(f, x) - top));
+            } else if constexpr (kind == Kind::multimax) {
+              V e = exp<S>(work.load(i, part));
+              if constexpr (same<decltype(part), Part>) e = S::zero_if(off, e);
+              work.store(i, e, part);
               g = g * e;
             }
           }

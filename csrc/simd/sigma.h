@@ -191,32 +191,42 @@ MULTIMAX_INLINE typename S::V sigma_backward(const Vectors<S, N>& f, typename S:
   using V = typename S::V;
   const V zero{};
   const auto nothing = S::eq(ds, zero);
-  x = S::zero_if(nothing, x);
+  // Where arithmetic under a mask is free, the sums are masked: x, zeroed, would wait for ds, and so would all that
+  // follows from it, which made the loop a sixth slower on Zen 4.
+  if constexpr (!S::masks_arithmetic) x = S::zero_if(nothing, x);
+  auto product = [&](V a, V b) { return S::masks_arithmetic ? S::zero_if(nothing, a * b) : a * b; };
+  auto add_product = [&](V& sum, V a, V b) {
+    if constexpr (S::masks_arithmetic) {
+      sum = S::add_product_unless(nothing, sum, a, b);
+    } else {
+      sum = sum + a * b;
+    }
+  };
   // order 1: the slope is a step, 0 at the knot itself (the paper's subgradient there is 1)
   auto below = S::not_ge(x, f.b(0)), above = S::not_ge(f.d(0), x);  // NaN is both, as it is not to be lost
   const V one = S::set(1);
   V slope = S::add_where(above, S::select(below, one - f.c(0), one), f.e(0));
   if constexpr (WithParams) {
-    sums[0] = sums[0] + ds * S::sub_where(below, f.b(0), x);
+    add_product(sums[0], ds, S::sub_where(below, f.b(0), x));
     sums[1] = S::add_where(below, sums[1], ds);
-    sums[2] = sums[2] + ds * S::sub_where(above, x, f.d(0));
+    add_product(sums[2], ds, S::sub_where(above, x, f.d(0)));
     sums[3] = S::add_where(above, sums[3], ds);
   }
   for (int n = 1; n < f.order(); ++n) {
     V u = S::max(zero, f.b(n) - x), v = S::max(zero, x - f.d(n));
-    V cu = f.c(n) * u, ev = f.e(n) * v, du = ds * u, dv = ds * v;
+    V cu = f.c(n) * u, ev = f.e(n) * v, du = product(ds, u), dv = product(ds, v);
     for (int i = 1; i < n; ++i) {
       cu = cu * u;
       ev = ev * v;
-      du = du * u;
-      dv = dv * v;
+      du = product(du, u);
+      dv = product(dv, v);
     }
     slope = (slope - cu) + ev;
     if constexpr (WithParams) {
       V* sum = sums + 4 * n;
-      sum[0] = sum[0] + du * u;
+      add_product(sum[0], du, u);
       sum[1] = sum[1] + du;
-      sum[2] = sum[2] + dv * v;
+      add_product(sum[2], dv, v);
       sum[3] = sum[3] + dv;
     }
   }

@@ -46,6 +46,7 @@ struct VectorType {
   typedef Integer I __attribute__((vector_size(bytes)));
   typedef Unsigned U __attribute__((vector_size(bytes)));
   using Mask = I;
+  static constexpr bool masks_arithmetic = false;
   static constexpr int width = bytes / static_cast<int>(sizeof(Float));
   static constexpr int fraction_bits = fraction_bits_;
 
@@ -156,6 +157,7 @@ template <>
 struct Simd<float> : VectorType<float, int32_t, uint32_t, 23, 64> {
   using Base = VectorType<float, int32_t, uint32_t, 23, 64>;
   using Mask = __mmask16;
+  static constexpr bool masks_arithmetic = true;
   using Base::load;
   using Base::max;
   using Base::store;
@@ -186,6 +188,9 @@ struct Simd<float> : VectorType<float, int32_t, uint32_t, 23, 64> {
   static V zero_if(Mask m, V a) { return _mm512_maskz_mov_ps(static_cast<Mask>(~m), a); }
   static V sub_where(Mask m, V a, V b) { return _mm512_maskz_sub_ps(m, a, b); }
   static V add_where(Mask m, V a, V b) { return _mm512_mask_add_ps(a, m, a, b); }
+  static V add_product_unless(Mask m, V sum, V a, V b) {
+    return _mm512_mask3_fmadd_ps(a, b, sum, static_cast<Mask>(~m));
+  }
   static int compress(T* p, Mask m, V a) {
     _mm512_storeu_ps(p, _mm512_maskz_compress_ps(m, a));
     return __builtin_popcount(m);
@@ -202,6 +207,7 @@ template <>
 struct Simd<double> : VectorType<double, int64_t, uint64_t, 52, 64> {
   using Base = VectorType<double, int64_t, uint64_t, 52, 64>;
   using Mask = __mmask8;
+  static constexpr bool masks_arithmetic = true;
   using Base::load;
   using Base::max;
   using Base::store;
@@ -229,6 +235,9 @@ struct Simd<double> : VectorType<double, int64_t, uint64_t, 52, 64> {
   static V zero_if(Mask m, V a) { return _mm512_maskz_mov_pd(static_cast<Mask>(~m), a); }
   static V sub_where(Mask m, V a, V b) { return _mm512_maskz_sub_pd(m, a, b); }
   static V add_where(Mask m, V a, V b) { return _mm512_mask_add_pd(a, m, a, b); }
+  static V add_product_unless(Mask m, V sum, V a, V b) {
+    return _mm512_mask3_fmadd_pd(a, b, sum, static_cast<Mask>(~m));
+  }
   static int compress(T* p, Mask m, V a) {
     _mm512_storeu_pd(p, _mm512_maskz_compress_pd(m, a));
     return __builtin_popcount(m);
