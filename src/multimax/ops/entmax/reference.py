@@ -138,7 +138,9 @@ def entmax(z: Tensor, masked: Tensor, alpha: Tensor) -> Tensor:
     # order after one step and to third order after two, although the slope is a constant: so the result has the first
     # two derivatives of the root.
     for _ in range(2):
-        tau = tau + torch.where(empty, 0.0, (_power(u, masked, tau, alpha)[0].sum(-1, keepdim=True) - 1) / slope)
+        total = _power(u, masked, tau, alpha)[0].sum(-1, keepdim=True)
+        # tau stays where it is: next to an entry that enters the support at a steep power a step would go astray
+        tau = tau + torch.where(empty, 0.0, (total - total.detach()) / slope)
     return _power(u, masked, tau, alpha)[0]
 
 
