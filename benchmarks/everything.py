@@ -16,7 +16,7 @@ import measuring
 import page
 import processors
 
-BENCHMARKS = ("rows", "attention", "loss", "reweighting", "models")
+BENCHMARKS = ("rows", "attention", "loss", "reweighting", "models", "threads")
 FOLDER = Path(__file__).parent
 
 

@@ -110,6 +110,34 @@ def test_loss(benchmark: Any) -> None:
         benchmark.check(benchmark.TORCH, wrong, tensors, torch.randint(50, (64,)))
 
 
+@needs_kernels
+@pytest.mark.parametrize("benchmark", ["threads"], indirect=True)
+def test_threads(benchmark: Any) -> None:
+    before = torch.get_num_threads()
+    small = [
+        (benchmark.rows, ((3, 50),)),
+        (benchmark.attention, ((1, 2, 70, 8), True)),
+        (benchmark.decode, (2, 70, 8)),
+        (benchmark.cross_entropy, (4, 50)),
+        (benchmark.linear, (4, 8, 50)),
+    ]
+    assert {make for make, _ in small} == {case.arguments[0] for case in benchmark.CASES}
+    try:
+        for make, arguments in small:
+            torch.set_num_threads(2)
+            figures = benchmark.measure(make, arguments, 0.0, True)
+            assert names(figures, FORWARD) == [benchmark.ONE, "2 threads"] * (make is not benchmark.linear)
+            assert names(figures, BACKWARD) == [benchmark.ONE, "2 threads"] * (make is not benchmark.decode)
+        leaves = [torch.zeros(3, requires_grad=True)]
+        with pytest.raises(AssertionError, match="results on 1 and on 2 threads differ"):
+            benchmark.check(lambda x: x * torch.get_num_threads(), leaves, torch.ones(3), (1, 2))
+        torch.set_num_threads(1)
+        with pytest.raises(SystemExit, match="at least 2 threads"):
+            benchmark.measure(*small[0], 0.0, True)
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.skipif(torch.cuda.is_available() or torch.xpu.is_available(), reason="has a GPU")
 def test_gpu_benchmark_needs_one() -> None:
     script = str(ROOT / "benchmarks" / "gpu.py")
