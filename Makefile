@@ -15,6 +15,9 @@ OLDEST := .venv-oldest
 # Processes that share the tests, with one thread each: one for every core, but at most four, since each of them has torch
 # and transformers in memory. 0 for all tests in one process.
 WORKERS ?= logical
+# Tests, tools and commands start Python hundreds of times: without cached bytecode each start compiles torch and
+# transformers anew, for 4 to 16 seconds
+unexport PYTHONDONTWRITEBYTECODE
 # pip and mypy use one core only: the kernels are compiled meanwhile
 MAKEFLAGS += --jobs=2
 # the tests of the CPU's kernels once more, with Triton's kernels in its interpreter

@@ -181,7 +181,7 @@ def attention(rng: Generator, hard: bool) -> tuple[str, Differences]:
         size = abs(factor) * np.einsum("bhid,bhjd->bhij", np.abs(wq), np.abs(wk))
     if not np.isfinite(size).all() or (size > oracle.LARGEST[compute] / 64).any() or lost.any():
         return label + " (not compared)", differences  # how products overflow is not the library's to say
-    off = (width + 4) * eps * size
+    off = (width + 4) * (eps * size + oracle.SMALLEST[compute])
     if bias is not None:
         wb = np.broadcast_to(wide(bias.double().numpy()), full)
         lost = lost | np.isnan(wb)

@@ -169,7 +169,9 @@ def to_input(sigma: Sigma, ds: Bounded) -> Bounded:
     value, error = np.where(sigma.part, ds.value, 0), np.where(sigma.part, ds.bound, 0)
     zero = (value == 0) & (error == 0)
     bound = error * sigma.slope_size + np.abs(value) * sigma.slope_off
-    bound = np.where(sigma.slope_size > sigma.largest / 16, np.inf, bound)
+    multiples = np.abs(sigma.coefs) * np.arange(1, sigma.coefs.shape[1] + 1)[:, None]  # which the slope is made of
+    beyond = (sigma.slope_size > sigma.largest / 16) | (multiples > sigma.largest / 16).any((1, 2))[:, None]
+    bound = np.where(beyond, np.inf, bound)
     return Bounded(np.where(zero, 0, value * sigma.slope), np.where(zero, 0, bound))
 
 
@@ -196,6 +198,7 @@ def to_parameters(sigma: Sigma, ds: Bounded) -> tuple[Bounded, Bounded]:
                 # sums or powers that may overflow on the way
                 far = np.maximum(size, np.max(np.where(zero, 0, u * (np.abs(value) > 0)), axis=1, initial=0))
                 beyond = np.maximum(far, far * np.abs(outer)) > sigma.largest / 64
+                beyond |= np.abs(outer) > sigma.largest / 16
                 found[2 * place + 1][at] = np.where(beyond, np.inf, bound)
     return Bounded(found[0], found[1]), Bounded(found[2], found[3])
 

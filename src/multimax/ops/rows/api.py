@@ -38,7 +38,8 @@ def multimax(
     holds: what becomes ``-inf`` counts as masked, and what becomes ``inf`` or NaN makes its row NaN, but for entries
     that are masked, which keep weight 0 and gradient 0. An entry whose :math:`\sigma` has gradient 0 adds nothing to
     any gradient, whatever its powers overflow to. So on every path and instruction set, and in attention; only the GPU
-    kernels of attention let a term grow no further at a distance of 2**30 from its knot.
+    kernels of attention let a term grow no further at a distance of 2**30 from its knot. Gradients are defined where
+    n times each coefficient of order n is finite, too.
 
     Half-precision inputs are computed in float32 and returned in their dtype; the parameters may be of another dtype.
     Gradients flow to ``x``, ``coefs`` and ``knots``; equal calls give bitwise equal results.
