@@ -23,6 +23,7 @@ MAKEFLAGS += --jobs=2
 # the tests of the CPU's kernels once more, with Triton's kernels in its interpreter
 INTERPRET := TRITON_INTERPRET=1 MULTIMAX_IMPL=triton
 KERNEL_TESTS := tests/ops/rows/test_cpu.py tests/ops/attention/test_attention.py tests/ops/loss/test_loss.py \
+	tests/ops/loss/test_ignored.py \
 	tests/ops/entmax/test_cpu.py tests/ops/triton
 CSRC := $(wildcard csrc/*/*.h csrc/*/*.cpp)
 CPP := $(CSRC) $(wildcard tools/*.cpp)

@@ -121,7 +121,13 @@ def test_the_package_page_has_no_relative_links() -> None:
     assert "](https://host/a/b/blob/v1/docs/install.md)" in text
     assert "](https://proceedings.mlr.press/v235/zhou24g.html)" in text
     project = package_page.addressed((ROOT / "pyproject.toml").read_text(), "https://host/a/b", "https://site/b/")
-    assert 'Repository = "https://host/a/b"\nDocumentation = "https://site/b/"\n' in project
+    for line in (
+        'Repository = "https://host/a/b"',
+        'Issues = "https://host/a/b/issues"',
+        'Documentation = "https://site/b/"',
+        'Changelog = "https://site/b/changelog/"',
+    ):
+        assert f"\n{line}\n" in project
     assert "example.org" not in project
 
 

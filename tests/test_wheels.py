@@ -6,6 +6,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 
 import wheel_test
@@ -53,3 +54,34 @@ def test_table_hides_nothing() -> None:
         "| 2.10 | 2.10.0+cu128: passed | 2.10.0+cu128: passed, no compiler |",
         "| 2.11 | no such build | not tried |",
     ]
+
+
+def test_the_workflow_tries_what_is_supported() -> None:
+    """Every Python and every torch of the table, with tools and targets that are there."""
+    text = (ROOT / ".github" / "workflows" / "wheels.yml").read_text()
+    jobs = yaml.safe_load(text)["jobs"]
+    matrix = jobs["test"]["strategy"]["matrix"]
+    assert (matrix["python"], matrix["torch"]) == (list(wheel_test.PYTHONS), list(wheel_test.TORCHES))
+    assert matrix["exclude"] == [{"python": "3.10", "torch": "2.15"}]
+    machines = {build["machine"] for build in jobs["build"]["strategy"]["matrix"]["include"]}
+    assert {*matrix["machine"], *(further["machine"] for further in matrix["include"])} == machines
+    assert jobs["test"]["needs"] == "build"
+    commands = [step.get("run", "") for job in jobs.values() for step in job["steps"]]
+    for tool in re.findall(r"tools/\w+\.py", "\n".join(commands)):
+        assert (ROOT / tool).is_file(), tool
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    asked = {target for command in commands for target in re.findall(r"\bmake ([\w-]+)", command)}
+    assert {"wheel", "selftest", "selftest-clang", "selftest-arm"} <= asked <= targets
+
+
+def test_the_project_says_what_is_true() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    lowest = re.search(r'"torch>=(\d+\.\d+)"', text)
+    assert lowest is not None
+    assert lowest[1] == wheel_test.TORCHES[0]
+    assert f'requires-python = ">={wheel_test.PYTHONS[0]}"' in text
+    assert 'readme = "README.md"' in text  # the long description
+    for system in ("POSIX :: Linux", "MacOS"):  # those that setup.py builds kernels on
+        assert f'"Operating System :: {system}"' in text
+    assert (ROOT / "src" / "multimax" / "py.typed").is_file()
+    assert '"Typing :: Typed"' in text

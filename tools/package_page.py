@@ -27,7 +27,13 @@ def absolute(text: str, repository: str, ref: str) -> str:
 
 def addressed(text: str, repository: str, site: str) -> str:
     """pyproject.toml with the addresses instead of the placeholder."""
-    lines = f'Repository = "{repository}"\nDocumentation = "{site}"\nChangelog = "{site.rstrip("/")}/changelog/"'
+    addresses = {
+        "Repository": repository,
+        "Issues": f"{repository.rstrip('/')}/issues",
+        "Documentation": site,
+        "Changelog": f"{site.rstrip('/')}/changelog/",
+    }
+    lines = "\n".join(f'{name} = "{address}"' for name, address in addresses.items())
     found, count = PLACEHOLDER.subn(lines, text)
     if count != 1:
         raise SystemExit("package_page: expected one placeholder for Repository in pyproject.toml")

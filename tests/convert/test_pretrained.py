@@ -141,6 +141,46 @@ def test_trainer_loads_the_best_model(tmp_path):
         assert torch.equal(run.model.state_dict()[name], value), name
 
 
+TRAINING = {
+    "bf16": {"bf16": True},
+    "gradient checkpointing": {
+        "gradient_checkpointing": True,
+        "gradient_checkpointing_kwargs": {"use_reentrant": False},
+    },
+    "compile": {"torch_compile": True, "torch_compile_backend": "aot_eager"},
+}
+TRAINING["all of them"] = TRAINING["bf16"] | TRAINING["gradient checkpointing"] | TRAINING["compile"]
+
+
+@pytest.mark.parametrize("kind", TRAINING)
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo's own
+def test_trainer_in_every_way(kind, tmp_path):
+    """Trained as without, taken up again in the middle, and the best model at the end."""
+    torch._dynamo.reset()
+    best = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 4, "metric_for_best_model": "loss"}
+    options = TRAINING[kind] | best
+    plain = trainer(tmp_path / "plain", **best)
+    plain.train()
+    run = trainer(tmp_path / "whole", **options)  # which also begins with the same random numbers
+    before = copy.deepcopy(run.model)
+    run.train()
+    exact = {"rtol": 0.05, "atol": 0.02} if "bf16" in options else {"rtol": 1e-4, "atol": 1e-5}
+    losses = [[entry["loss"] for entry in each.state.log_history if "loss" in entry] for each in (run, plain)]
+    torch.testing.assert_close(*map(torch.tensor, losses), **exact)
+    for name, parameter in reweighting_parameters(run.model):
+        assert not torch.equal(parameter, before.get_parameter(name)), name
+        torch.testing.assert_close(parameter, plain.model.get_parameter(name), **exact)
+    again = trainer(tmp_path / "again", **options)
+    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-4"))
+    for name, value in run.model.state_dict().items():
+        assert torch.equal(again.model.state_dict()[name], value), name
+    assert run.state.best_model_checkpoint
+    loaded = multimax.from_pretrained(transformers.AutoModelForCausalLM, run.state.best_model_checkpoint)
+    for name, value in loaded.state_dict().items():
+        assert torch.equal(run.model.state_dict()[name], value), name
+    torch._dynamo.reset()
+
+
 def test_training_only_the_new_parameters(tmp_path):
     model = language_model()
     frozen = {name: p.clone() for name, p in model.named_parameters()}

@@ -5,6 +5,7 @@ from torch import nn
 from multimax.convert.library import Library
 from multimax.convert.outline import Outline, around
 from multimax.convert.sites import Converted, Mark, Site, mark_of, put_function, take_function
+from multimax.nn.fast_path import keep_off, let_on
 from multimax.nn.multihead import MultiheadAttention
 
 NESTED = "_multimax_use_nested_tensor"  # what the encoder had before
@@ -40,9 +41,8 @@ class TorchNN(Library):
             mark.before["softmax"] = module
             _set_child(model, site.name, function)
             return function
-        mark.before["_qkv_same_embed_dim"] = module.__dict__["_qkv_same_embed_dim"]
         module.__class__ = MultiheadAttention
-        module.__dict__["_qkv_same_embed_dim"] = False  # see MultiheadAttention
+        keep_off(module)
         module.__dict__["softmax_if_missing"] = False  # the whole model decides: see loading.py
         put_function(module, function)
         module.register_module("attn_scale", None)
@@ -59,7 +59,7 @@ class TorchNN(Library):
             module._modules.pop("attn_scale", None)
             module.__dict__.pop("softmax_if_missing", None)
             module.__class__ = nn.MultiheadAttention
-            module.__dict__.update(mark.before)
+            let_on(module)
 
     def finish(self, outline: Outline, converted: list[Converted]) -> None:
         """Keeps encoders with converted layers from packing padded batches into nested tensors, in evaluation, for a

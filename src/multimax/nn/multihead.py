@@ -5,6 +5,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from multimax.nn import nested
+from multimax.nn.fast_path import OffFastPath, keep_off
 from multimax.ops import checks
 from multimax.reweighting import attention, module
 from multimax.reweighting.high_pass import AttnScale
@@ -14,7 +16,7 @@ from multimax.reweighting.registry import Reweighter, in_use
 ADDED = ("multimax", "reweight", "attn_scale")  # the parts that torch's module does not have
 
 
-class MultiheadAttention(nn.MultiheadAttention):
+class MultiheadAttention(OffFastPath):
     r"""``torch.nn.MultiheadAttention`` with MultiMax, or another reweighting function, instead of softmax.
 
     .. math:: \operatorname{head}_h = \phi(Q_h K_h^\top / \sqrt{d})\, V_h
@@ -27,8 +29,10 @@ class MultiheadAttention(nn.MultiheadAttention):
     loading a state_dict of torch's module leaves both at their initial values.
 
     It can be used in ``nn.TransformerEncoderLayer``, ``nn.TransformerDecoderLayer`` and ``nn.Transformer``, in training
-    and in evaluation: their fast path for evaluation, which reads the weights and calls no attention module, does not
-    take a layer with this module.
+    and in evaluation. Their fast path for evaluation, which reads the weights and calls no attention module, is not
+    taken by a layer with this module: a forward hook of its own sees to that, and where somebody removes it, the fast
+    path raises an error. Nested tensors, which ``nn.TransformerEncoder`` makes of padded batches in evaluation, are
+    padded here and made anew.
 
     Args:
         embed_dim: as in torch, like everything that is not listed here.
@@ -95,8 +99,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         )
         checks.flag("per_head", per_head)
         checks.flag("attn_scale", attn_scale)
-        # What torch's encoder layers check before they take their fast path, which would bypass this module.
-        self._qkv_same_embed_dim = False
+        keep_off(self)
         if isinstance(reweight, str) and reweight == "multimax":
             self.multimax = MultiMax(
                 order,
@@ -113,12 +116,6 @@ class MultiheadAttention(nn.MultiheadAttention):
             self.any_module = not isinstance(reweight, str | Reweighter)
             self.reweight = (module(reweight) if isinstance(reweight, str) else reweight).to(device=device, dtype=dtype)
         self.attn_scale = AttnScale(num_heads).to(device=device, dtype=dtype) if attn_scale else None
-
-    def _reset_parameters(self) -> None:
-        one_weight = self.in_proj_weight is not None
-        self._qkv_same_embed_dim, before = one_weight, self._qkv_same_embed_dim
-        super()._reset_parameters()
-        self._qkv_same_embed_dim = before
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: object) -> None:
         """A state_dict of torch's module has no parameters of the function: then MultiMax becomes softmax, and
@@ -171,6 +168,11 @@ class MultiheadAttention(nn.MultiheadAttention):
         :func:`multimax.reweighting.attention`.
         """
         checks.causal_hint(is_causal, attn_mask)
+        if query.is_nested or key.is_nested or value.is_nested:
+            checks.nested_inputs(query, key, value, self.batch_first, attn_mask is None and key_padding_mask is None)
+            dense, padding = nested.padded(query)
+            found = self.forward(dense, dense, dense, padding, need_weights, None, average_attn_weights)
+            return nested.packed(found[0], padding), found[1]
         checks.module_inputs(query, key, value, 0 if self.batch_first else 1)
         batched = query.dim() == 3
         q = self._batch_first(query)

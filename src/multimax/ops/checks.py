@@ -1004,14 +1004,17 @@ def no_loss_options(given: Mapping[str, object]) -> None:
         raise TypeError(f"multimax: expected no {', '.join(given)} without a target; these are options of the loss")
 
 
+def nested_inputs(query: Tensor, key: Tensor, value: Tensor, batch_first: bool, no_masks: bool) -> None:
+    """Nested tensors as the inputs of an attention module, which torch's takes for self-attention alone."""
+    if query is not key or key is not value or query.layout != torch.strided or not batch_first or not no_masks:
+        raise TypeError(
+            "multimax: expected a nested tensor as query, key and value at once, strided, with batch_first=True and "
+            "without masks; pad what is to be attended otherwise, with torch.nested.to_padded_tensor"
+        )
+
+
 def module_inputs(query: Tensor, key: Tensor, value: Tensor, batch_dim: int) -> None:
     """The inputs of an attention module: (L, E), (B, L, E) or (L, B, E)."""
-    for name, t in (("query", query), ("key", key), ("value", value)):
-        if t.is_nested:  # nn.TransformerEncoder makes them, in evaluation
-            raise TypeError(
-                f"multimax: expected {name} to be a dense tensor, got a nested one; make nn.TransformerEncoder "
-                "with enable_nested_tensor=False"
-            )
     expected = None
     if query.dim() not in (2, 3) or key.dim() != query.dim() or value.dim() != query.dim():
         expected = "all of 2 or all of 3 dims"

@@ -332,7 +332,10 @@ def linear_multimax_cross_entropy(
     checks.class_weight(weight, input, classes)
     if places:
         bias = None if linear_bias is None else linear_bias.flatten()
-        logits = F.linear(input, linear_weight.flatten(0, -2), bias).reshape(-1, classes, *places)
+        hidden = input
+        if not target.is_floating_point():  # as where chunks are made: what counts nowhere reaches no gradient
+            hidden = torch.where((target == ignore_index).flatten(1).all(1)[:, None], 0.0, input)
+        logits = F.linear(hidden, linear_weight.flatten(0, -2), bias).reshape(-1, classes, *places)
         options: dict[str, Any] = {"weight": weight, "ignore_index": ignore_index, "reduction": reduction}
         options |= {"label_smoothing": label_smoothing, "z_loss": z_loss, "return_stats": return_stats, "impl": impl}
         held: Tensor | tuple[Tensor, LossStats] = multimax_cross_entropy(logits, target, coefs, knots, **options)

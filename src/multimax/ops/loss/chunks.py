@@ -12,6 +12,7 @@ from torch import Tensor
 from multimax.ops import dispatch, dtypes
 from multimax.ops.loss import products
 from multimax.ops.loss.call import LinearGrads, LinearLossCall, Logits, LossBackwardCall, LossCall, Rows, group_of
+from multimax.ops.loss.reference import counted as without_ignored
 from multimax.ops.loss.sums import SCORE, TOP, TOTAL, is_indices, joined, rows_of
 
 
@@ -59,6 +60,11 @@ class _Sums(dict[str, Tensor]):
         self[name] = self[name].add_(part) if name in self else part
 
 
+def _seen_by_the_host(target: Tensor) -> bool:
+    """Whether its values can be looked at without waiting for another device."""
+    return target.device.type == "cpu"
+
+
 Upstream = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 NOTHING = LinearGrads(False, False, False, False, False)
 
@@ -76,8 +82,8 @@ def rows_of_linear(
     """
     setting, dtype, target = call.setting(), call.dtype, call.target
     rows, classes = call.input.shape[0], call.linear_weight.shape[0]
-    counted = None
-    if is_indices(target) and target.device.type == "cpu" and bool((target == call.ignore_index).any()):
+    counted, seen = None, _seen_by_the_host(target)
+    if is_indices(target) and seen and bool((target == call.ignore_index).any()):
         counted = (target != call.ignore_index).nonzero()[:, 0]
     count = rows if counted is None else counted.shape[0]
     projection = call.linear_weight.to(dtype)
@@ -104,6 +110,8 @@ def rows_of_linear(
         places = torch.arange(start, end, device=target.device) if counted is None else counted[start:end]
         hidden = (call.input[start:end] if counted is None else call.input[places]).to(dtype)
         targets = target[start:end] if counted is None else target[places]
+        if not seen:
+            hidden = without_ignored(hidden, targets, call.ignore_index)
         x = buffer[: end - start]
         products.make_logits(hidden, projection, bias, x)
         logits = Logits(x, targets, call.coefs, call.knots, setting)

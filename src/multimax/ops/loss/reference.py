@@ -18,7 +18,8 @@ NAME = "reference"
 
 
 def counted(x: Tensor, target: Tensor, ignore_index: int) -> Tensor:
-    """Logits with 0 in the rows that are ignored: nothing that stands there may reach a gradient, not even NaN."""
+    """Logits or hidden states with 0 in the rows that are ignored: nothing that stands there may reach a gradient, not
+    even NaN."""
     return x if target.is_floating_point() else torch.where((target == ignore_index)[:, None], 0.0, x)
 
 
@@ -52,7 +53,7 @@ def cross_entropy(call: LossCall) -> tuple[Tensor, Tensor]:
 
 def _logits_call(call: LinearLossCall, dtype: torch.dtype | None = None) -> LossCall:
     """The call for the logits of a linear layer, made all at once, in that dtype or as torch makes them."""
-    x, weight, bias = call.input, call.linear_weight, call.linear_bias
+    x, weight, bias = counted(call.input, call.target, call.ignore_index), call.linear_weight, call.linear_bias
     if dtype is not None:
         x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     x = F.linear(x, weight, bias)
