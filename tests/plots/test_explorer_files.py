@@ -92,7 +92,7 @@ def test_files_of_the_published_code(page: Any):
         assert paper(state_of(page)) == [value.tolist() for value in multimax.to_paper(coefs, knots)]
 
 
-ORIGIN = "The file does not say whether this layer has monotone=True. If it has, "
+ORIGIN = "The file does not say if this layer has monotone=True. If so, "
 
 
 @pytest.mark.parametrize("heads", [None, 3])
@@ -107,7 +107,7 @@ def test_monotone_layers(page: Any, order: int, heads: int | None):
     until(page, "$('status').textContent.startsWith('2 layers')")
     groups = page.locator("#preset optgroup").evaluate_all("groups => groups.map(group => group.label)")
     assert groups[-2:] == ["model.safetensors", "model.safetensors, with monotone=True"]
-    assert page.locator("#origin").inner_text() == ORIGIN + "choose it in the last group of the list."
+    assert page.locator("#origin").inner_text() == ORIGIN + "choose it in the last group listed."
     assert paper(state_of(page)) == [(value[0] if heads else value).tolist() for value in stored(layers[0])]
     for i, layer in enumerate(layers):
         page.locator("#preset").select_option(f"monotone:{i + 1}")

@@ -91,12 +91,12 @@ function addFile(title, layers) {
 function updateOrigin() {
   const layer = chosen?.table === "file" && TABLES.get("file").layers[chosen.layer];
   const isEither = layer && layer.monotone !== undefined;
-  const asked = "The file does not say whether this layer has monotone=True.";
+  const asked = "The file does not say if this layer has monotone=True.";
   const text = isSoftmax(state) ? ""
     : chosen?.table === "monotone" ? "Taken as a layer with monotone=True."
     : !isEither ? ""
-    : layer.monotone ? `${asked} If it has, choose it in the last group of the list.`
-    : `${asked} If it has, it cannot be shown: its slopes are beyond 100.`;
+    : layer.monotone ? `${asked} If so, choose it in the last group listed.`
+    : `${asked} If so, it cannot be shown: its slopes are beyond 100.`;
   $("origin").hidden = !text;
   if ($("origin").textContent !== text) $("origin").textContent = text; // else it would be read out again
 }
