@@ -119,6 +119,9 @@ def test_examples_run(path: Path) -> None:
     result = run(str(path), "--steps", "3")
     assert result.returncode == 0, result.stderr
     assert re.search(r"^multimax: +loss [+-]?\d", result.stdout, re.MULTILINE)
+    told = run(str(path), "--help", COLUMNS="80").stdout
+    assert "--steps" in told
+    assert max(map(len, told.splitlines())) <= 80
 
 
 def test_the_table_of_conversions_is_that_of_the_tests() -> None:
