@@ -16,9 +16,11 @@ def _style() -> str:
     def rules(colours: tuple) -> str:
         ground, text, grid, one, series = colours
         found = f".ground{{fill:{ground}}}text{{fill:{text}}}.grid{{stroke:{grid}}}.one{{stroke:{one}}}"
+        found += f".value{{stroke:{ground}}}"
         return found + "".join(f".s{n}{{fill:{colour}}}" for n, colour in enumerate(series))
 
     font = "text{font:13px system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif}.title{font-weight:600}"
+    font += ".value{stroke-width:5px;paint-order:stroke}"  # a number beside the line at 1 keeps it off
     return f"{font}{rules(LIGHT)}@media(prefers-color-scheme:dark){{{rules(DARK)}}}"
 
 
@@ -36,6 +38,7 @@ def bars(title: str, labels: Sequence[str], series: Mapping[str, Sequence[float 
     count = max(len(series), 1)
     each = count * (BAR + GAP) + BETWEEN
     bottom = TOP + len(labels) * each
+    numbers = []
     parts = [_text(16, 24, title, kind="title")]
     x = 16.0
     for n, name in enumerate(series):
@@ -55,9 +58,10 @@ def bars(title: str, labels: Sequence[str], series: Mapping[str, Sequence[float 
                 continue
             width, top = value * per_unit, y + n * (BAR + GAP)
             parts.append(f'<rect class="s{n % 4}" x="{LEFT}" y="{top:g}" width="{width:.1f}" height="{BAR}" rx="2"/>')
-            parts.append(_text(round(LEFT + width + 6, 1), top + 11, f"{value:.2f}x"))
+            numbers.append(_text(round(LEFT + width + 6, 1), top + 11, f"{value:.2f}x", kind="value"))
     at = LEFT + per_unit
     parts.append(f'<line class="one" x1="{at:.1f}" x2="{at:.1f}" y1="{TOP}" y2="{bottom}" stroke-width="2"/>')
+    parts += numbers
     height = bottom + 30
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'

@@ -54,7 +54,7 @@ def train(reweight: nn.Module, steps: int) -> float:
 
 def main() -> None:
     """Both functions, one after the other."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=300, help="training steps (default 300)")
     steps = parser.parse_args().steps
     layer = multimax.MultiMax()

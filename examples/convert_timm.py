@@ -15,7 +15,7 @@ import multimax
 
 def main() -> None:
     """Converts a model and trains it for one step on noise."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="deit_small_patch16_224")
     parser.add_argument("--images", type=int, default=4)
     arguments = parser.parse_args()

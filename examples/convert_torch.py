@@ -47,7 +47,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> flo
 
 def main() -> None:
     """Trains, converts, and trains on."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=60, help="before and after the conversion")
     steps = parser.parse_args().steps
     torch.manual_seed(0)

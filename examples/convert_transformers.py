@@ -31,7 +31,7 @@ class Counting(Dataset):
 
 def main() -> None:
     """From a configuration to a text."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=40)
     steps = parser.parse_args().steps
     set_seed(0)

@@ -82,7 +82,7 @@ def train(with_multimax: bool, steps: int, seed: int) -> tuple[float, float, flo
 
 def main() -> None:
     """Both policies, over seeds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=60, help="updates, of 32 episodes each (default 60)")
     parser.add_argument("--seeds", type=int, default=1, help="runs of each, from different starts (default 1)")
     options = parser.parse_args()

@@ -129,6 +129,10 @@ def test_the_package_page_has_no_relative_links() -> None:
     ):
         assert f"\n{line}\n" in project
     assert "example.org" not in project
+    assert "Repository" not in (ROOT / "pyproject.toml").read_text()  # no address that leads nowhere
+    page = package_page.installed_by_name((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert "    pip install multimax\n" in page
+    assert "--no-build-isolation" not in page
 
 
 def test_the_readme_is_short_and_begins_with_what_it_is() -> None:

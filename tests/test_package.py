@@ -119,13 +119,17 @@ def test_examples_run(path: Path) -> None:
     result = run(str(path), "--steps", "3")
     assert result.returncode == 0, result.stderr
     assert re.search(r"^multimax: +loss [+-]?\d", result.stdout, re.MULTILINE)
+    told = run(str(path), "--help", COLUMNS="80").stdout
+    assert "--steps" in told
+    assert max(map(len, told.splitlines())) <= 80
 
 
 def test_the_table_of_conversions_is_that_of_the_tests() -> None:
     def without_versions(text: str) -> list[str]:
-        return [line.rpartition(" | ")[0] for line in text.splitlines() if line.startswith("| ")]
+        lines = text.strip().splitlines()
+        return [line.rpartition(" | ")[0] if line.startswith("| ") else line for line in lines]
 
-    saved = (ROOT / "docs" / "convert.md").read_text().partition("<!-- table -->")[2]
+    saved = (ROOT / "docs" / "convert.md").read_text().partition("<!-- table -->")[2].partition("<!-- /table -->")[0]
     assert without_versions(saved) == without_versions(convert_table.table()), "run python tools/convert_table.py"
 
 

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -39,13 +40,20 @@ def table() -> str:
         lines.append(f"| transformers | {architecture.name} | {architecture.attention} | {output} | {version} |")
     lines.append(f"| transformers | {', '.join(OUTSIDE)} | refused: outside the interface | - | {version} |")
     version = timm_version()
-    classes = ", ".join(f"`{name}`" for name in FORMS if name not in OLDER)
-    lines.append(f"| timm | models with {classes} | yes | `head`, `head_dist` | {version} |")
+    names = [name for name in FORMS if name not in OLDER]
+    models = f"models with {len(names)} kinds of attention, below"
+    lines.append(f"| timm | {models} | yes | `head`, `head_dist` | {version} |")
+    lines.append(f"| timm | {len(REFUSED)} modules, below | refused, with the reason | - | {version} |")
     reasons: dict[str, list[str]] = {}
     for name, reason in REFUSED.items():
-        reasons.setdefault(reason, []).append(f"`{name}`")
-    lines += [f"| timm | {', '.join(names)} | refused: {reason} | - | {version} |" for reason, names in reasons.items()]
+        reasons.setdefault(reason, []).append(name)
+    lines += ["", f"timm's attention that is converted: {_listed(names)}.", "", "What is refused of timm:", ""]
+    lines += [f"- {_listed(names)}: {reason}" for reason, names in reasons.items()]
     return "\n".join(lines)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def main() -> None:

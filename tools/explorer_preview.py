@@ -16,7 +16,7 @@ from multimax.plots import explorer
 OUT = Path(__file__).parents[1] / "docs" / explorer.PREVIEW
 WIDTH, HEIGHT, SCALE = 1640, 861, 1.5  # the shape of previews, 1200 to 630
 LAYOUT = """
-.formula, .tools, .save, figcaption, .choice, .head p, #falls, .wide { display: none !important; }
+.formula, .tools, .save, figcaption, .choice, .head p, #falls, .wide, footer { display: none !important; }
 .side section:last-child .legend { display: none; }
 .lead { max-width: none; }
 main, header { max-width: none; }

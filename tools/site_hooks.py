@@ -1,7 +1,8 @@
 """What the site has beyond docs/*.md: hooks of mkdocs.
 
 Pages of README, CHANGELOG and CONTRIBUTING, which stay where GitHub looks for them, and of the notebook; links that
-lead out of docs/; formulas as MathML, so that nothing has to be fetched or run to see them; the explorer.
+lead out of docs/; formulas as MathML, so that nothing has to be fetched or run to see them; the explorer. And what a
+site without errors must not have: pages that need a network, and links of the finished pages that lead nowhere.
 """
 
 import html
@@ -10,9 +11,11 @@ import os
 import re
 import sys
 from collections.abc import Iterable
+from html.parser import HTMLParser
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from fontTools.ttLib import TTFont
 from latex2mathml.converter import convert
@@ -31,6 +34,7 @@ import site_notebook  # noqa: E402
 
 FROM_ROOT = {"index.md": "README.md", "changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
 NOTEBOOK = "start.ipynb"
+PREVIEW = re.compile(r"!\[[^\]]*\]\(figures/explorer\.png\)")
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 INLINE = re.compile(r"\\\((.+?)\\\)")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">(.*?)</\1>', re.DOTALL)
@@ -47,6 +51,11 @@ STYLE = f"""\
 math {{ font-family: "Formulas", "Cambria Math", math; font-size: 1.05em; }}
 p:has(> math) {{ overflow-x: auto; overflow-y: hidden; }}
 math[display="block"] {{ overflow-x: auto; overflow-y: hidden; padding: 0.3em 0; }}
+/* a figure as narrow as a telephone could not be read: there it is moved sideways */
+@media screen and (max-width: 700px) {{
+  .md-typeset p:has(> img:only-child), .md-typeset p:has(> a:only-child > img) {{ overflow-x: auto; }}
+  .md-typeset p > img:only-child, .md-typeset p > a:only-child > img {{ max-width: 720px; }}
+}}
 """
 
 
@@ -105,7 +114,13 @@ def _relinked(where: str, repository: str, match: re.Match[str]) -> str:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) -> str:
     """Links to files that the site has under another name, or that only the repository has."""
     repository = (config.repo_url or "").rstrip("/")
-    return LINK.sub(lambda match: _relinked(page.file.src_uri, repository, match), markdown)
+    markdown = LINK.sub(lambda match: _relinked(page.file.src_uri, repository, match), markdown)
+    if page.file.src_uri == "explorer.md":  # the explorer itself is on the site alone
+        linked = r"[Open the explorer](explorer.html){ .md-button .md-button--primary }\n\n[\g<0>](explorer.html)"
+        markdown, count = PREVIEW.subn(linked, markdown)
+        if count != 1:
+            raise PluginError(f"{page.file.src_uri}: expected its preview once, got it {count} times")
+    return markdown
 
 
 def _mathml(match: re.Match[str]) -> str:
@@ -131,3 +146,40 @@ def on_post_page(output: str, page: Page, **_: Any) -> str:
     if found := FETCHED.search(output):
         raise PluginError(f"{page.file.src_uri}: fetches from elsewhere: {found[0]}...")
     return output
+
+
+class _Page(HTMLParser):
+    """A page's anchors, and where its links lead."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.anchors: set[str] = set()
+        self.links: list[str] = []
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Gathers both."""
+        for name, value in attrs:
+            if name in ("id", "name"):
+                self.anchors.add(value or "")
+            elif name in ("href", "src"):
+                self.links.append(value or "")
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Refuses a site with a link to what is not there: mkdocs itself checks neither docstrings nor written HTML."""
+    site = Path(config.site_dir).resolve()
+    pages = {path: _Page(path) for path in sorted(site.rglob("*.html"))}
+    broken = []
+    for path, page in pages.items():
+        for link in page.links if path.name != "404.html" else ():  # that one's begin at the server's root
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            target = target / "index.html" if target.is_dir() else target
+            anchors = pages[target].anchors if target in pages else set()
+            if not target.exists() or (parts.fragment and unquote(parts.fragment) not in anchors):
+                broken.append(f"{path.relative_to(site)}: {link}")
+    if broken:
+        raise PluginError("links that lead nowhere:\n" + "\n".join(broken))

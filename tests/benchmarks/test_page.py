@@ -204,6 +204,9 @@ def test_the_picture(page: Any, results: dict) -> None:
     per_unit = float(one.get("x1")) - float(bars[0].get("x"))
     assert float(bars[0].get("width")) == pytest.approx(0.777 * per_unit, abs=0.1)
     assert float(bars[1].get("width")) == pytest.approx(1.313 * per_unit, abs=0.1)
+    numbers = [part for part in drawn if part.get("class") == "value"]
+    assert len(numbers) == len(bars)
+    assert list(drawn).index(numbers[0]) > list(drawn).index(one)  # which a number may cover, and is not crossed by
     texts = [text.text for text in drawn.iter(f"{space}text")]
     assert {line.label for line in page.SUMMARY} < set(texts)
     assert texts.count("0.78x") == texts.count("1.31x") == len(page.SUMMARY)

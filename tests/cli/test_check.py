@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -220,7 +219,6 @@ def test_mistakes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 
 def test_interpreted() -> None:
     pytest.importorskip("triton")
-    start = time.perf_counter()
     # the interpreter needs most of its time for attention, and tests/ops has that at length
     code = (
         "import sys; from multimax import cli; from multimax.cli.checking import cases\n"
@@ -240,7 +238,6 @@ def test_interpreted() -> None:
     assert "kernels:       by Triton's interpreter, with tiny sizes" in done.stdout
     assert any(" triton " in line and " ok " in line for line in lines_of(done.stdout, "rows"))
     assert "speed" not in done.stdout
-    assert time.perf_counter() - start < 60
 
 
 def test_interpreting_starts_a_child(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,6 +92,73 @@ def test_files_of_the_published_code(page: Any):
         assert paper(state_of(page)) == [value.tolist() for value in multimax.to_paper(coefs, knots)]
 
 
+ORIGIN = "The file does not say if this layer has monotone=True. If so, "
+
+
+@pytest.mark.parametrize("heads", [None, 3])
+@pytest.mark.parametrize("order", [1, 2])
+def test_monotone_layers(page: Any, order: int, heads: int | None):
+    """They store something else than they use, which a file does not say: the page has both, and asks."""
+    layers = [multimax.MultiMax(order, heads=heads, monotone=True, dtype=torch.float64) for _ in range(2)]
+    made = torch.nn.ModuleDict({"blocks": torch.nn.ModuleList(layers)})
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter)
+    load(page, "model.safetensors", safetensors.save(made.state_dict()))
+    until(page, "$('status').textContent.startsWith('2 layers')")
+    groups = page.locator("#preset optgroup").evaluate_all("groups => groups.map(group => group.label)")
+    assert groups[-2:] == ["model.safetensors", "model.safetensors, with monotone=True"]
+    assert page.locator("#origin").inner_text() == ORIGIN + "choose it in the last group listed."
+    assert paper(state_of(page)) == [(value[0] if heads else value).tolist() for value in stored(layers[0])]
+    for i, layer in enumerate(layers):
+        page.locator("#preset").select_option(f"monotone:{i + 1}")
+        assert page.locator("#preset option:checked").inner_text() == f"{i + 1}: blocks.{i}, monotone"
+        assert page.locator("#origin").inner_text() == "Taken as a layer with monotone=True."
+        used = [getattr(layer, symbol) for symbol in SYMBOLS]
+        for head in range(heads or 1):
+            if heads:
+                page.locator("#head").select_option(str(head + 1))
+            for values, expected in zip(paper(state_of(page)), used, strict=True):
+                assert values == pytest.approx((expected[head] if heads else expected).tolist(), rel=1e-14)
+            assert page.evaluate("result.falls.least") >= 0
+    page.locator("#t_b1").press("ArrowRight")  # the figure below does not jump when its points are moved
+    assert page.locator("#origin").is_visible()
+    page.locator("#undo").click()
+    assert page.locator("#preset").input_value() == "monotone:2"
+    page.locator("#preset").select_option("deit_small:9")
+    assert not page.locator("#origin").is_visible()
+
+
+def filled(value: float) -> bytes:
+    return safetensors.save({f"a.{name}": torch.full((1, 2), value) for name in ("coefs", "knots")})
+
+
+def test_only_what_can_be_monotone_is_asked_about(page: Any):
+    load(page, "published.safetensors", safetensors.save({"a.ranges": torch.randn(4), "a.ts": torch.randn(4)}))
+    until(page, "$('status').textContent.startsWith('1 layer')")
+    assert not page.locator("#origin").is_visible()
+    load(page, "large.safetensors", filled(50.0))
+    until(page, "state.t_d[0] === 51")
+    assert page.locator("#origin").inner_text() == ORIGIN + "it cannot be shown: its slopes are beyond 100."
+    load(page, "small.safetensors", filled(1.0))
+    until(page, "state.t_d[0] === 2")
+    page.locator("#preset").select_option("monotone:1")
+    load(page, "layers.json", json.dumps({"a": SET | {"t_b": [3, 1]}}).encode())
+    until(page, "state.t_b[0] === 3")
+    assert not page.locator("#origin").is_visible()
+    assert page.locator("#preset optgroup").count() == len(multimax.presets) + 1
+
+
+def test_a_file_is_opened_while_another_is_played(page: Any):
+    load(page, "model.safetensors", safetensors.save(model().state_dict()))
+    until(page, "chosen?.table === 'file'")
+    page.locator("#play").click()
+    until(page, "playing && chosen.layer > 2")
+    load(page, "layers.json", json.dumps([SET, SET | {"t_b": [3, 1]}]).encode())
+    until(page, "$('status').textContent.startsWith('2 layers')")
+    assert page.locator("#play").inner_text() == "Play layers 1 to 2"
+    assert page.evaluate("chosen.layer") == 0
+
+
 def raw(header: object, data: bytes = b"") -> bytes:
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(text)) + text + data

@@ -67,7 +67,9 @@ FLEX_UNTIL = 80.0  # seconds from the start: later there is no time to compile F
 
 def add(commands: Any) -> None:
     """Adds the subcommand."""
-    command = layout.command(commands, "check", "prove the kernels on this machine, in less than two minutes", TEXT)
+    command = layout.command(
+        commands, "check", "compare every operation here with the formulas, in less than two minutes", TEXT
+    )
     command.add_argument(
         "--device", help="such as cuda, cuda:1, xpu or cpu; the first of these that is here unless given"
     )

@@ -29,7 +29,7 @@ EXAMPLES = {
       --preset paper-deit-small --data IMAGENET
 """,
     "language": """\
-  multimax train language         softmax on Python's own sources
+  multimax train language         softmax on the help that Python brings
   multimax train language --preset cpu-wikitext2 --data FOLDER
                                   train.txt, valid.txt, test.txt
 """,

@@ -293,10 +293,11 @@ def notes(sweep: Sweep, metrics: Sequence[str] | None = None) -> list[str]:
     main = _chosen(sweep, metrics)[0]
     legend = "± is the standard deviation over the seeds; ↑ and ↓ say which way is better."
     if len(sweep.labels) > 1:
-        unit = ", in percentage points" if _metric(main).factor == 100 else ""
+        metric = _metric(main)
+        unit = ", in percentage points" if metric.factor == 100 else ""
         legend += (
-            f" The difference is that of {main.replace('_', ' ')}{unit}, over runs with equal seeds, with its 95% "
-            "confidence interval by Student's t."
+            f" The difference is that of {metric.title.removesuffix(', %')}{unit}, over runs with equal seeds, with "
+            "its 95% confidence interval by Student's t."
         )
     found = [legend]
     if len(sweep.labels) > 1 and any(1 < len(sweep.of(label)) < FEW for label in sweep.labels):

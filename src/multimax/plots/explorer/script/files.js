@@ -73,6 +73,26 @@ async function readTensor(file, start, name, entry) {
   return { shape, values: Array.from({ length: count }, (_, i) => read(view, i * size)) };
 }
 
+// A set of parameters of a layer whose numbers are used as they are stored.
+function asStored({ lower, upper, b, d }) {
+  return { t_b: lower.map(c => 1 - c), t_d: upper.map(c => 1 + c), b, d };
+}
+
+// The same of a layer with monotone=True, which uses other numbers: see MultiMax.parameters_in_use. Nothing in a file says
+// which of the two its layers are. Null where the numbers would be beyond the limits of the page.
+function monotoneSets(name, stored) {
+  try {
+    return stored.map(({ lower, upper, b, d }) => checkedSet(name, {
+      t_b: lower.map((c, n) => n ? 1 + Math.abs(c) : 1 + Math.expm1(-c)),
+      t_d: upper.map((c, n) => n ? 1 + Math.abs(c) : 1 + Math.expm1(c)),
+      b: b.map((knot, n) => n ? knot : Math.min(knot, d[n])),
+      d: d.map((knot, n) => n ? knot : Math.max(knot, b[n])),
+    }));
+  } catch {
+    return null;
+  }
+}
+
 async function readSafetensors(file) {
   const { header, start } = await readHeader(file), layers = [];
   for (const name of Object.keys(header)) {
@@ -93,13 +113,12 @@ async function readSafetensors(file) {
       refuse(`${name} of shape ${shapes}`, `(${coefs.shape.join(", ")})`);
     }
     const layer = prefix.replace(/\.$/, "") || "model";
-    const sets = Array.from({ length: coefs.values.length / (2 * order) }, (_, head) => {
+    const stored = Array.from({ length: coefs.values.length / (2 * order) }, (_, head) => {
       const of = ({ values }, side) => Array.from({ length: order }, (_, n) => values[(head * order + n) * 2 + side]);
-      return checkedSet(layer, {
-        t_b: of(coefs, 0).map(c => 1 - c), t_d: of(coefs, 1).map(c => 1 + c), b: of(knots, 0), d: of(knots, 1),
-      });
+      return { lower: of(coefs, 0), upper: of(coefs, 1), b: of(knots, 0), d: of(knots, 1) };
     });
-    layers.push({ name: layer, sets });
+    const sets = stored.map(set => checkedSet(layer, asStored(set)));
+    layers.push({ name: layer, sets, monotone: isVector ? undefined : monotoneSets(layer, stored) });
   }
   if (!layers.length) {
     const names = Object.keys(header);

@@ -69,15 +69,43 @@ function updateChoice() {
     $("head").replaceChildren(...Array.from({ length: heads }, (_, i) => make("option", {}, i + 1)));
   }
   $("head").value = place ? place.head + 1 : "";
+  updateOrigin();
   $("play-text").textContent = playing ? "Pause" : `Play layers 1 to ${layers.length}`;
   $("play").classList.toggle("playing", Boolean(playing));
   $("play").disabled = layers.length < 2;
 }
 
+// A file's layers, and a second time, as layers with monotone=True, those that can be either.
+function addFile(title, layers) {
+  TABLES.set("file", { title, layers, isPreset: false });
+  TABLES.delete("monotone");
+  const either = layers.filter(layer => layer.monotone);
+  if (either.length) {
+    const named = either.map(({ name, monotone }) => ({ name: `${name}, monotone`, sets: monotone }));
+    TABLES.set("monotone", { title: `${title}, with monotone=True`, layers: named, isPreset: false });
+  }
+}
+
+// A file does not say whether its layers are monotone, and they would then compute with other numbers. Stays while the
+// layer's points are dragged: the figure below must not jump.
+function updateOrigin() {
+  const layer = chosen?.table === "file" && TABLES.get("file").layers[chosen.layer];
+  const isEither = layer && layer.monotone !== undefined;
+  const asked = "The file does not say if this layer has monotone=True.";
+  const text = isSoftmax(state) ? ""
+    : chosen?.table === "monotone" ? "Taken as a layer with monotone=True."
+    : !isEither ? ""
+    : layer.monotone ? `${asked} If so, choose it in the last group listed.`
+    : `${asked} If so, it cannot be shown: its slopes are beyond 100.`;
+  $("origin").hidden = !text;
+  if ($("origin").textContent !== text) $("origin").textContent = text; // else it would be read out again
+}
+
 async function load(file) {
   try {
     const layers = await readLayers(file);
-    TABLES.set("file", { title: file.name, layers, isPreset: false });
+    stopPlaying(); // of the file before it
+    addFile(file.name, layers);
     fillChoice();
     change(() => choose({ table: "file", layer: 0, head: 0 }));
     const heads = layers[0].sets.length;
