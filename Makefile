@@ -85,7 +85,8 @@ sanitize: $(READY)
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH=$(SANITIZED) \
 	$(BIN)/python -m pytest tests/ops tests/nn/test_multihead.py \
-		-k "not compile and not opcheck and not export and not processes and not probe"
+		-k "not compile and not opcheck and not export and not processes and not probe" \
+		--numprocesses $(WORKERS) --maxprocesses 4
 
 # The division of attention's work among threads under ThreadSanitizer, without torch, whose threads it does not know.
 sanitize-threads:

@@ -53,7 +53,8 @@ def made_up(page: Any, processor: str, factor: float) -> dict[str, dict]:
     machine = {"processor": processor, "cpu": "CPU", "family": 6, "model": 1, "cores": 2, "threads": 2, "isa": "avx512"}
     machine |= {"onednn_max_cpu_isa": None, "torch": "2.13", "date": "2026-01-02", "keep_memory": True}
     runs: dict[str, dict] = {}
-    for number, line in enumerate(page.SUMMARY, 1):
+    threads = page.Line("one and more", "threads", "rows, float32", "(1, 10)", "forward", "2 threads")
+    for number, line in enumerate([*page.SUMMARY, threads], 1):
         run = runs.setdefault(line.benchmark, {"machine": machine, "quick": False, "cases": []})
         case = next((c for c in run["cases"] if (c["group"], c["case"]) == (line.group, line.case)), None)
         if case is None:
@@ -125,7 +126,7 @@ def test_without_results(page: Any, tmp_path: Path) -> None:
     results = page.tables.read(tmp_path / "none")
     assert results == {}
     filled = page.filled(page.PAGE.read_text(encoding="utf-8"), results)
-    assert filled.count(page.NOTHING) == len(page.PLACE.findall(filled)) == 12
+    assert filled.count(page.NOTHING) == len(page.PLACE.findall(filled)) == 13
     assert page.filled(filled, results) == filled
     assert ElementTree.fromstring(page.figure(results)).tag.endswith("svg")
 
@@ -146,7 +147,7 @@ def test_several_processors_stand_side_by_side(page: Any, results: dict) -> None
     shown = page.filled(page.PAGE.read_text(encoding="utf-8"), results)
     assert contradictions(shown) == []
     assert page.NOTHING not in shown
-    assert shown.count("Intel X (CPU, family 6, model 1), 2 threads, avx512 kernels") == 5
+    assert shown.count("Intel X (CPU, family 6, model 1), 2 threads, avx512 kernels") == 6
 
 
 def test_a_processor_with_some_benchmarks_only(page: Any, results: dict) -> None:

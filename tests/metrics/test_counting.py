@@ -104,12 +104,16 @@ def test_scores_as_a_matrix_and_the_output_layer() -> None:
 def test_the_model_is_left_as_it_was() -> None:
     model = deit_small()
     model[3].eval()
-    flags = [module.training for module in model.modules()]
+
+    def hooks() -> list[int]:
+        return [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()]
+
+    flags, before = [module.training for module in model.modules()], hooks()
     multimax.count(model, torch.randn(1, 4, WIDTH))
     with pytest.raises(ValueError, match="expected"):
         multimax.count(model, torch.randn(1, 2, 3, 4))
     assert [module.training for module in model.modules()] == flags
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert hooks() == before
     assert not multimax.ops.observing.active()
 
 
