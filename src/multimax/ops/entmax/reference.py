@@ -139,8 +139,9 @@ def entmax(z: Tensor, masked: Tensor, alpha: Tensor) -> Tensor:
     # two derivatives of the root.
     for _ in range(2):
         total = _power(u, masked, tau, alpha)[0].sum(-1, keepdim=True)
-        # tau stays where it is: next to an entry that enters the support at a steep power a step would go astray
-        tau = tau + torch.where(empty, 0.0, (total - total.detach()) / slope)
+        # for alpha > 2 tau itself stays: next to an entry that enters the support, steeply, a step would go astray
+        wanted = torch.where(alpha > 2, total.detach(), 1.0)
+        tau = tau + torch.where(empty, 0.0, (total - wanted) / slope)
     return _power(u, masked, tau, alpha)[0]
 
 
