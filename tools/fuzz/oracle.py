@@ -150,7 +150,7 @@ class Weights:
         self.log_sum = self.top + np.log(np.where(total > 0, total, 1))
         self.p = power / np.where(total > 0, total, 1)[:, None]
         rel = np.expm1(np.minimum(2 * self.unsure, 1)) + (8 + np.sqrt(part.shape[1])) * eps
-        self.error = np.where(leads, self.p * rel[:, None] + SMALLEST[compute], 0)
+        self.error = np.where(leads, self.p * rel[:, None] + SMALLEST[compute], self.p)  # or 0, by underflow
         self.loose = self.unsure > UNSURE
         self.log_error = self.unsure + 8 * eps * (1 + np.abs(self.top))  # of the log-sum
 
