@@ -38,7 +38,6 @@ OWN = {
                 "settings": {"attention": "multimax"},
                 "axes": {"multimax_lr_factor": [1, 30], "per_head": [False, True]},
                 "without": [{"multimax_lr_factor": 1, "per_head": True}],
-                "places": {"output": {"output": "multimax"}, "attention": {"attention": "multimax"}},
             },
             "temperature": {"settings": {"temperature": "trained"}, "axes": {"multimax_lr_factor": [10]}},
         },
@@ -47,17 +46,19 @@ OWN = {
 
 
 def test_what_is_drawn_is_balanced() -> None:
-    group = RECIPE.groups["MultiMax"]
-    drawn = search.combinations(group)
-    assert len(drawn) == len({tuple(each.items()) for each in drawn}) == group.draw
-    assert drawn == search.combinations(group)
-    for axis, values in group.axes.items():
-        counts = Counter(each[axis] for each in drawn)
-        assert set(counts) == set(values)
-        if axis not in ("init", "monotone"):  # of which some combinations cannot be
-            assert max(counts.values()) - min(counts.values()) <= 2
-    assert not any(each["monotone"] and each["init"] in ("deit_small", "wikitext103_lm") for each in drawn)
-    temperatures = search.combinations(RECIPE.groups["trained temperature"])
+    for name in ("MultiMax attention", "MultiMax output", "MultiMax both"):
+        group = RECIPE.groups[name]
+        drawn = search.combinations(group)
+        assert len(drawn) == len({tuple(each.items()) for each in drawn}) == group.draw
+        assert drawn == search.combinations(group)
+        for axis, values in group.axes.items():
+            counts = Counter(each[axis] for each in drawn)
+            assert set(counts) == set(values)
+            if axis not in ("init", "monotone"):  # of which some combinations cannot be
+                assert max(counts.values()) - min(counts.values()) <= 2
+    attention = search.combinations(RECIPE.groups["MultiMax attention"])
+    assert not any(each["monotone"] and each["init"] in ("deit_small", "wikitext103_lm") for each in attention)
+    temperatures = search.combinations(RECIPE.groups["trained temperature both"])
     assert len(temperatures) == 8
 
 
@@ -144,10 +145,14 @@ def test_what_is_chosen(tmp_path: Path) -> None:
     assert table.methods == {
         "softmax": {},
         "MultiMax both": {"attention": "multimax", "output": "multimax"},
-        # one set per head would have no effect in the output layer
-        "MultiMax output, recipe": {"output": "multimax", "multimax_lr_factor": 30},
-        "MultiMax attention, recipe": {"attention": "multimax", "multimax_lr_factor": 30, "per_head": True},
+        "MultiMax, recipe": {"attention": "multimax", "multimax_lr_factor": 30, "per_head": True},
+        "temperature, recipe": {"temperature": "trained", "multimax_lr_factor": 10},
     }
+    # the best of all, whichever group it is in
+    best["temperature"] = best["temperature"]._replace(difference=-0.2)
+    search.finish(tmp_path, base, own, best, "softmax")
+    assert preset(str(tmp_path / "chosen.json")).temperature == "trained"
+    best["temperature"] = best["temperature"]._replace(difference=0.1)
     # nothing better than the baseline: it stays
     best["MultiMax"] = best["MultiMax"]._replace(difference=0.0)
     search.finish(tmp_path, base, own, best, "softmax")

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from multimax.experiments.checkpoints import write_json
 from multimax.experiments.results import Run, Sweep
-from multimax.experiments.settings import Settings, as_dict, default, idle, override
+from multimax.experiments.settings import Settings, as_dict, default, override
 
 SCORE = "loss"  # of validation, the lower the better: far more precise than accuracy or BLEU
 DRAW_SEED = 0
@@ -40,14 +40,12 @@ class Group:
         axes: the values of each setting that differs, by its name, in which a point leads to a part.
         without: combinations that cannot be.
         draw: how many of all combinations to try; all, if 0.
-        places: by name, where else the best one is to be confirmed, as settings instead of those in common.
     """
 
     settings: Mapping[str, Any]
     axes: Mapping[str, Sequence[Any]]
     without: Sequence[Mapping[str, Any]] = ()
     draw: int = 0
-    places: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -211,8 +209,8 @@ def going_on(sweep: Sweep, groups: Mapping[str, Sequence[str]], keep: float) -> 
 
 
 def finish(folder: Path, base: Settings, search: Search, best: Mapping[str, Standing], baseline: str) -> None:
-    """Writes what was chosen: settings for `--preset`, those of the first group's best if it is better than the
-    baseline; and a table to confirm the best by, with new seeds and on test data.
+    """Writes what was chosen: settings for `--preset`, those of the best of all if it is better than the baseline; and
+    a table to confirm the best of each group by, with new seeds and on test data.
 
     Args:
         folder: of the search.
@@ -222,17 +220,12 @@ def finish(folder: Path, base: Settings, search: Search, best: Mapping[str, Stan
         baseline: the label of what all were compared with, which is the settings in common themselves.
     """
     found = {name: labels[best[name].label] for name, labels in candidates(search).items()}
-    first = next(iter(found))
+    first = min(best, key=lambda name: best[name].difference)
     chosen = found[first] if best[first].difference < 0 else {}
     write_json(folder / CHOSEN, as_dict(override(base, {**chosen, "label": "", "seed": 0})))
-    methods = {baseline: {}, **search.confirm}
-    for name, group in search.groups.items():
-        recipe = {key: value for key, value in found[name].items() if key not in group.settings}
-        for place, where in group.places.items():
-            without = idle(override(base, where))  # such as one set per head, in the output layer
-            had = {key: value for key, value in recipe.items() if key not in without}
-            methods[f"{name} {place}, recipe"] = {**where, **had}
-    if len(methods) > 1:
+    if search.confirm:
+        recipes = {f"{name}, recipe": values for name, values in found.items()}
+        methods = {baseline: {}, **search.confirm, **recipes}
         about = f"whether what was chosen ({'; '.join(best[name].label for name in found)}) holds with new seeds"
         table = {"about": f"{about} on test data", "baseline": baseline, "seeds": 5, "methods": methods}
         write_json(folder / CONFIRMATION, table)
