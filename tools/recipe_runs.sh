@@ -3,8 +3,8 @@
 #
 # DATA has tinyshakespeare/input.txt, wikitext-2, fashion-mnist, cifar10 and multi30k-de-en; OUT gets a folder per sweep.
 # Each stage runs as two processes of one thread, which share its runs. Give the same command again to continue after an
-# interruption; what is finished is not repeated. DRY=1 says what would be done. STEPS=2, and options in EXTRA, make it
-# tiny, to try it out.
+# interruption; what is finished is not repeated. TASKS="text digits" tunes and searches for these alone. DRY=1 says what
+# would be done. STEPS=2, and options in EXTRA, make it tiny, to try it out.
 set -euo pipefail
 stage=${1:-} data=${2:-} out=${3:-}
 stages="tune search roles pilot confirm-text confirm-wikitext2 confirm-digits confirm-fashion confirm-cifar10"
@@ -74,11 +74,11 @@ END
 
 case $stage in
   tune)
-    for task in text wikitext2 cifar10 fashion digits multi30k; do
+    for task in ${TASKS:-text wikitext2 cifar10 fashion digits multi30k}; do
       sweep "tune-${kind[$task]}" "$task" "tune-$task" --preset "recipe-$task"
     done ;;
   search)
-    for task in text cifar10 multi30k; do
+    for task in ${TASKS:-text cifar10 multi30k}; do
       sweep recipe "$task" "search-$task" --preset "$(preset "$task")"
     done ;;
   roles)
