@@ -62,6 +62,7 @@ class RunTrainer(Trainer):
         self.task, self.settings = task, settings
         self.clock: Clock | None = None  # of the run, for its checkpoints
         self.resumed: Path | None = None  # the checkpoint that it goes on from
+        self.clipped: tuple[nn.Module, nn.Module] | None = None  # the model that is trained, wrapped and not
         super().__init__(
             train_dataset=task.train,
             eval_dataset=task.evaluation,
@@ -102,7 +103,10 @@ class RunTrainer(Trainer):
 
     def _clip_grad_norm(self, model: nn.Module) -> Tensor:
         self.accelerator.unscale_gradients()
-        return clip_grad_norm_(self.accelerator.unwrap_model(model), self.args.max_grad_norm)
+        # accelerate looks for packages on the disk whenever it unwraps: a twentieth of a small model's step
+        if self.clipped is None or self.clipped[0] is not model:
+            self.clipped = model, self.accelerator.unwrap_model(model)
+        return clip_grad_norm_(self.clipped[1], self.args.max_grad_norm)
 
     def compute_loss(
         self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
