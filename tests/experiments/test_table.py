@@ -807,11 +807,23 @@ def test_needs_no_transformers() -> None:
     assert done.stdout.strip() == "False"
 
 
-def test_the_page_of_results_shows_what_the_runs_gave() -> None:
-    page = results_tables.PAGE.read_text(encoding="utf-8")
-    shown = {match[3] for match in results_tables.PLACE.finditer(page)}
-    assert shown == {path.stem for path in (results_tables.FOLDER / "results").glob("*.json")}
-    assert results_tables.page() == page  # python tools/results_tables.py
+def test_the_pages_show_what_the_runs_gave() -> None:
+    folder = results_tables.FOLDER / "results"
+    assert {path.stem for path in folder.glob("*.json")} <= results_tables.shown()
+    for page in results_tables.PAGES:
+        assert results_tables.anew(page) == page.read_text(encoding="utf-8")  # python tools/results_tables.py
+
+
+def test_a_place_takes_the_arguments_of_the_command() -> None:
+    """The table alone, of a chosen metric, against another method."""
+    begin = '<!-- rows digits --metrics loss sparsity --baseline "MultiMax both" -->\n'
+    made = results_tables.PLACE.sub(results_tables.made, f"before\n{begin}old\n<!-- end -->\nbehind")
+    lines = made.splitlines()
+    assert lines[:2] == ["before", begin.strip()]
+    assert lines[-2:] == ["<!-- end -->", "behind"]
+    assert all(line.startswith("|") for line in lines[2:-2])
+    assert "difference to MultiMax both (95%)" in lines[2]
+    assert "loss" in lines[2]
 
 
 def test_how_many_seeds_show_a_difference() -> None:
