@@ -35,6 +35,7 @@ double scores(const Band& band, int64_t query, int64_t queries, int64_t first, i
 struct Threads {
   struct Free {
     double at;
+    int64_t thread;
     int64_t owner;  // where it was
     bool operator<(const Free& other) const { return at > other.at; }
   };
@@ -42,7 +43,7 @@ struct Threads {
   double work = 0, end = 0;
 
   explicit Threads(int64_t n) {
-    for (int64_t i = 0; i < n; ++i) free.push({0, -1});
+    for (int64_t i = 0; i < n; ++i) free.push({0, i, -1});
   }
   Free next() {
     Free thread = free.top();
@@ -78,8 +79,12 @@ struct Case {
     items = ForwardItem::count(job);
     const Sequence sequence(job, 0);
     const Band band(job, sequence);
-    Threads threads(std::min({n, items, most_workers(job)}));
-    for (int64_t i = 0; i < items; ++i) {
+    const int64_t workers = std::min({n, items, most_workers(job)});
+    Threads threads(workers);
+    Stretches stretches(items, job.head_by_head ? workers : 1);
+    for (int64_t left = items; left > 0; --left) {
+      Threads::Free thread = threads.next();
+      const int64_t i = stretches.take(thread.thread);
       double work = 0;
       if (job.few_queries()) {
         int64_t first = i % job.splits * job.split_keys;
@@ -90,7 +95,6 @@ struct Case {
           work += scores(band, u % ceil_div(queries, query_block) * query_block, queries, 0, keys);
         }
       }
-      Threads::Free thread = threads.next();
       thread.at += work;
       threads.work += work;
       threads.busy(thread);
@@ -104,15 +108,16 @@ struct Case {
     items = job.owners * job.items_of_owner();
     const Sequence sequence(job, 0);
     const Band band(job, sequence);
-    Threads threads(std::min({n, items, most_workers(job)}));
-    Items queue(job.owners, job.items_of_owner());
+    const int64_t workers = std::min({n, items, most_workers(job)});
+    Threads threads(workers);
+    Items queue(job.owners, job.items_of_owner(), workers);
     int64_t blocks = ceil_div(queries, query_block);
     // when each owner's latest item has passed each block of queries
     std::vector<std::vector<double>> passed(static_cast<size_t>(job.owners),
                                             std::vector<double>(static_cast<size_t>(blocks)));
     for (int64_t left = items; left > 0; --left) {
       Threads::Free thread = threads.next();
-      int64_t item = queue.take(thread.owner);
+      int64_t item = queue.take(thread.thread, thread.owner);
       int64_t block = job.items_of_owner() - 1 - item % job.items_of_owner();  // late keys first
       int64_t first = block * key_block_backward, last = job.blocks_together ? keys : first + key_block_backward;
       for (int64_t q = 0; q < blocks; ++q) {

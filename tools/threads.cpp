@@ -3,7 +3,6 @@
 //
 //     g++ -std=c++20 -O1 -g -fsanitize=thread -pthread -Icsrc -DMULTIMAX_ISA=baseline csrc/attention/attention.cpp
 //         tools/threads.cpp -o build/threads && build/threads
-#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -41,9 +40,9 @@ Heads heads_of(Floats& values, int64_t heads, int64_t length, int64_t width) {
   return {values.data(), heads * length * width, length * width, width};
 }
 
-void with_threads(int64_t n, const std::function<void()>& work) {
+void with_threads(int64_t n, const std::function<void(int64_t)>& work) {
   std::vector<std::thread> threads;
-  for (int64_t i = 0; i < n; ++i) threads.emplace_back(work);
+  for (int64_t i = 0; i < n; ++i) threads.emplace_back(work, i);
   for (std::thread& thread : threads) thread.join();
 }
 
@@ -84,11 +83,12 @@ Floats run(const Case& of, int64_t threads) {
   plan_forward(job, threads);
   Floats parts(count(job.splits * rows * (2 + padded)));
   job.parts = parts.data();
-  std::atomic<int64_t> next = 0;
-  const int64_t items = kernels.forward_items(job);
-  with_threads(threads, [&] {
+  Stretches stretches(kernels.forward_items(job), job.head_by_head ? threads : 1);
+  with_threads(threads, [&](int64_t thread) {
     Memory scratch(kernels.scratch_bytes(job, false));
-    for (int64_t item = next++; item < items; item = next++) kernels.forward(job, item, item + 1, scratch.data);
+    for (int64_t item = stretches.take(thread); item >= 0; item = stretches.take(thread)) {
+      kernels.forward(job, item, item + 1, scratch.data);
+    }
   });
   if (job.few_queries() && job.splits > 1) {
     Memory scratch(kernels.scratch_bytes(job, false));
@@ -107,14 +107,14 @@ Floats run(const Case& of, int64_t threads) {
   plan_backward(job);
   const int64_t blocks = job.owners * job.items_of_owner();
   std::vector<double> sums(count(blocks * job.sets_of_item() * 4 * job.order));
-  std::vector<int64_t> turns(count(blocks));
+  std::vector<Passed> turns(count(blocks));
   job.sums = sums.data();
   job.turns = turns.data();
-  Items queue(job.owners, job.items_of_owner());
-  with_threads(threads, [&] {
+  Items queue(job.owners, job.items_of_owner(), threads);
+  with_threads(threads, [&](int64_t thread) {
     Memory scratch(kernels.scratch_bytes(job, true));
     int64_t owner = -1;
-    for (int64_t item = queue.take(owner); item >= 0; item = queue.take(owner)) {
+    for (int64_t item = queue.take(thread, owner); item >= 0; item = queue.take(thread, owner)) {
       kernels.backward(job, item, item + 1, scratch.data);
     }
   });

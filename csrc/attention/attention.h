@@ -46,6 +46,12 @@ MULTIMAX_ALWAYS int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
 MULTIMAX_ALWAYS int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 #undef MULTIMAX_ALWAYS
 
+// How many blocks of queries an item of the backward has added its part to. Each on cache lines of its own (processors
+// fetch them in pairs): it is written at every block, beside other threads'.
+struct alignas(128) Passed {
+  int64_t blocks = 0;
+};
+
 struct AttentionJob {
   DType dtype;
   int order;
@@ -70,6 +76,7 @@ struct AttentionJob {
   int64_t stats_batch, stats_head, stats_plane;
 
   int64_t item_units;  // forward: blocks of queries that a packed block of keys serves, at most
+  bool head_by_head;   // the order of the forward's items; else by queries
 
   // Few queries: the keys are split, and parts get what each split has found, (splits, rows, 2 + value width padded to
   // 16): largest s, sum of exp(s - largest), and the output without its norm.
@@ -84,8 +91,8 @@ struct AttentionJob {
   float* grad_query;   // (rows as in stats, width padded to 16), float32, zero before; scale is applied
   bool blocks_together;
   int64_t owners, owner_batches, owner_key_heads;  // batches and key heads of one owner
-  int64_t* turns;  // (items), zero before: how many blocks of queries each has added its part to. See Turn.
-  double* sums;    // (items, heads of an owner if set_of_head else 1, 4 order); null where not needed
+  Passed* turns;                                   // (items), zero before: see Turn
+  double* sums;  // (items, heads of an owner if set_of_head else 1, 4 order); null where not needed
   // (2, rows as in stats), float32, zero before: each row's sum of ds, and of p x. See settle_line.
   float* row_sums;
 

@@ -48,7 +48,7 @@ constexpr int64_t stride = key_block_backward;  // of a tile
 // before its own, has passed. So sums grow in the order of keys, whoever computes them, and nothing is added at once.
 class Turn {
  public:
-  Turn(int64_t* passed, bool first) : mine_(passed), before_(first ? nullptr : passed - 1) {}
+  Turn(Passed* passed, bool first) : mine_(&passed->blocks), before_(first ? nullptr : &passed[-1].blocks) {}
 
   void wait() const {
     if (before_ == nullptr) return;

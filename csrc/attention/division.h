@@ -19,10 +19,11 @@ struct ForwardItem {
 
   // Late queries first: in a causal call they have most to do, and what is left at the end should be little.
   ForwardItem(const AttentionJob& job, int64_t item) {
-    int64_t all = job.batches * job.key_heads();
-    key_head = item % all % job.key_heads();
-    b = item % all / job.key_heads();
-    first_unit = (of_group(job) - 1 - item / all) * job.item_units;
+    int64_t all = job.batches * job.key_heads(), group = of_group(job);
+    int64_t head = job.head_by_head ? item / group : item % all, late = job.head_by_head ? item % group : item / all;
+    key_head = head % job.key_heads();
+    b = head / job.key_heads();
+    first_unit = (group - 1 - late) * job.item_units;
     units = min(job.item_units, ceil_div(job.queries, query_block) * job.group - first_unit);
   }
 };

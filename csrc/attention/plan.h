@@ -32,6 +32,7 @@ inline void plan_forward(AttentionJob& job, int64_t threads) {
   job.splits = std::max<int64_t>(ceil_div(job.keys, job.split_keys), 1);
   int64_t units = job.batches * job.heads * ceil_div(job.queries, query_block);
   job.item_units = std::clamp<int64_t>(units / (8 * threads), 1, most_units);
+  job.head_by_head = job.few_queries() || all >= threads;
 }
 
 // Blocks of keys are items of their own where owners are few.
@@ -41,28 +42,58 @@ inline void plan_backward(AttentionJob& job) {
   job.blocks_together = shared || job.owners >= enough_items;
 }
 
+// Hands out [0, n). Each thread begins with a stretch of its own, the same one in forward and backward, and that of
+// torch's operations before and after: what it touched last is still in its cache. Then it helps where most is left.
+class Stretches {
+ public:
+  Stretches(int64_t n, int64_t count) : stretches_(static_cast<size_t>(count)) {
+    for (int64_t i = 0; i < count; ++i) stretches_[static_cast<size_t>(i)] = {i * n / count, (i + 1) * n / count};
+  }
+
+  // Negative if there are none left. Of one stretch, all threads take in order.
+  int64_t take(int64_t thread) {
+    std::lock_guard lock(mutex_);
+    Stretch* from = &stretches_[static_cast<size_t>(thread) % stretches_.size()];
+    if (from->left() == 0) {
+      from = &*std::max_element(stretches_.begin(), stretches_.end(),
+                                [](const Stretch& a, const Stretch& b) { return a.left() < b.left(); });
+    }
+    return from->left() == 0 ? -1 : from->next++;
+  }
+
+ private:
+  struct Stretch {
+    int64_t next, end;
+    int64_t left() const { return end - next; }
+  };
+  std::vector<Stretch> stretches_;
+  std::mutex mutex_;
+};
+
 // Hands out the items of the backward. A thread has an owner to itself as long as there are any; what it reads then
 // stays in its cache, and it never waits. Then it helps where most is left. The items of an owner come in their order.
 class Items {
  public:
-  Items(int64_t owners, int64_t of_owner) : of_owner_(of_owner), taken_(static_cast<size_t>(owners)) {}
+  Items(int64_t owners, int64_t of_owner, int64_t threads)
+      : of_owner_(of_owner), taken_(static_cast<size_t>(owners)), untouched_(owners, threads) {}
 
   // The next item for a thread that was at `owner`, negative at first; negative if there are none left.
-  int64_t take(int64_t& owner) {
+  int64_t take(int64_t thread, int64_t& owner) {
     std::lock_guard lock(mutex_);
     if (owner < 0 || taken(owner) == of_owner_) {
-      owner = begun_ < owners() ? begun_++ : fullest();
+      owner = untouched_.take(thread);
+      if (owner < 0) owner = fullest();
       if (taken(owner) == of_owner_) return -1;
     }
     return owner * of_owner_ + taken_[static_cast<size_t>(owner)]++;
   }
 
  private:
-  int64_t of_owner_, begun_ = 0;
+  int64_t of_owner_;
   std::vector<int64_t> taken_;
+  Stretches untouched_;
   std::mutex mutex_;
 
-  int64_t owners() const { return static_cast<int64_t>(taken_.size()); }
   int64_t taken(int64_t owner) const { return taken_[static_cast<size_t>(owner)]; }
   int64_t fullest() const { return std::min_element(taken_.begin(), taken_.end()) - taken_.begin(); }
 };

@@ -189,6 +189,10 @@ class Attention {
   }
 };
 
+int64_t workers_for(const AttentionJob& job, int64_t items) {
+  return std::min({items, most_workers(job), static_cast<int64_t>(torch::stable::get_num_threads())});
+}
+
 // A result of (B, H, L, D), laid out in memory as (B, L, H, D) if `like` is.
 Tensor new_heads(const Tensor& like, int64_t length, int64_t width) {
   bool heads_inside = like.stride(1) < like.stride(2);
@@ -224,8 +228,13 @@ std::tuple<Tensor, Tensor, Tensor> attention_forward(const Tensor& query, const 
   }
   const AttentionKernels& chosen = *kernels(job.dtype).attention;
   int64_t scratch_bytes = chosen.scratch_bytes(job, false);
-  share_items(plan.rows() == 0 ? 0 : chosen.forward_items(job), most_workers(job), scratch_bytes,
-              [&](int64_t item, void* scratch) { chosen.forward(job, item, item + 1, scratch); });
+  int64_t items = plan.rows() == 0 ? 0 : chosen.forward_items(job), workers = workers_for(job, items);
+  Stretches stretches(items, job.head_by_head ? workers : 1);
+  with_workers(workers, scratch_bytes, [&](int64_t worker, void* scratch) {
+    for (int64_t item = stretches.take(worker); item >= 0; item = stretches.take(worker)) {
+      chosen.forward(job, item, item + 1, scratch);
+    }
+  });
   share(split ? plan.rows() : 0, 64, scratch_bytes,
         [&](int64_t first, int64_t last, void* scratch) { chosen.merge(job, first, last, scratch); });
   return {out, stats, rest};
@@ -280,7 +289,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward(
   int64_t items = all == 0 ? 0 : job.owners * job.items_of_owner();
   std::vector<double> sums(params_grad ? static_cast<size_t>(items * job.sets_of_item() * 4 * job.order) : 0);
   if (params_grad) job.sums = sums.data();
-  std::vector<int64_t> turns(static_cast<size_t>(items));
+  std::vector<Passed> turns(static_cast<size_t>(items));
   job.turns = turns.data();
   Tensor row_sums = torch::stable::new_zeros(query, {params_grad ? 2 * plan.rows() : 0}, ScalarType::Float);
   job.row_sums = static_cast<float*>(data_of(row_sums));
@@ -297,11 +306,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward(
   share(plan.rows(), rows_grain, 0,
         [&](int64_t first, int64_t last, void*) { chosen.delta(job, lse_at, delta_at, first, last); });
   job.delta = delta_at;
-  int64_t workers = std::min(items, most_workers(job)), scratch_bytes = chosen.scratch_bytes(job, true);
-  Items queue(items == 0 ? 0 : job.owners, job.items_of_owner());
-  with_workers(workers, scratch_bytes, [&](void* scratch) {
+  int64_t workers = workers_for(job, items), scratch_bytes = chosen.scratch_bytes(job, true);
+  Items queue(items == 0 ? 0 : job.owners, job.items_of_owner(), workers);
+  with_workers(workers, scratch_bytes, [&](int64_t worker, void* scratch) {
     int64_t owner = -1;
-    for (int64_t item = queue.take(owner); item >= 0; item = queue.take(owner)) {
+    for (int64_t item = queue.take(worker, owner); item >= 0; item = queue.take(worker, owner)) {
       chosen.backward(job, item, item + 1, scratch);
     }
   });

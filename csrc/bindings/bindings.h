@@ -7,7 +7,6 @@
 #include <torch/headeronly/core/ScalarType.h>
 
 #include <algorithm>
-#include <atomic>
 #include <new>
 #include <vector>
 
@@ -95,22 +94,12 @@ class Scratch {
   void* memory_;
 };
 
-// Calls f with scratch memory on up to that many of torch's threads.
+// Calls f on that many of torch's threads, with the number of the thread and scratch memory.
 template <class F>
 void with_workers(int64_t workers, int64_t scratch_bytes, F f) {
-  workers = std::min<int64_t>(workers, torch::stable::get_num_threads());
   torch::stable::parallel_for(0, workers, 1, [&](int64_t first, int64_t last) {
     const Scratch scratch(scratch_bytes);
-    for (int64_t worker = first; worker < last; ++worker) f(scratch.get());
-  });
-}
-
-// Items that take long, or not all as long as the others: whoever is free takes the next.
-template <class F>
-void share_items(int64_t n, int64_t workers, int64_t scratch_bytes, F f) {
-  std::atomic<int64_t> next{0};
-  with_workers(std::min(n, workers), scratch_bytes, [&](void* scratch) {
-    for (int64_t item = next++; item < n; item = next++) f(item, scratch);
+    for (int64_t worker = first; worker < last; ++worker) f(worker, scratch.get());
   });
 }
 

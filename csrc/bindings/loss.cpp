@@ -70,7 +70,7 @@ class Loss {
     const LossKernels& chosen = *kernels(dtype_).loss;
     share(job.items(), 1, chosen.scratch_bytes(job),
           [&](int64_t first, int64_t last, void* scratch) { chosen.forward(job, first, last, scratch); });
-    torch::stable::parallel_for(0, job.rows, 64, [&](int64_t first, int64_t last) {
+    torch::stable::parallel_for(0, parts > 1 ? job.rows : 0, 64, [&](int64_t first, int64_t last) {
       for (int64_t r = first; r < last; ++r) job.join(r);
     });
   }

@@ -323,8 +323,7 @@ void forward(const LossJob& job, int64_t first, int64_t last, const Scratch& scr
   for (int64_t i = first; i < last; ++i) {
     const Item item(job, i);
     for (int64_t r = item.row; r < item.last_row; ++r) {
-      if (job.ignored(r)) continue;
-      const LossSums sums = forward.part(r, item.first, item.last);
+      const LossSums sums = job.ignored(r) ? LossSums::of_ignored() : forward.part(r, item.first, item.last);
       parts == 1 ? sums.write(job.stats + r, job.rows) : void(job.of_parts[r * parts + item.part] = sums);
     }
   }

@@ -58,13 +58,15 @@ struct LossJob {
   int64_t items() const { return (rows + item_rows() - 1) / item_rows() * parts(); }
   struct LossSums* of_parts;  // (rows, parts), where there are several
 
-  // The results of a row from those of its parts, and of one that is ignored.
+  // The results of a row from those of its parts.
   inline void join(int64_t row) const;
 };
 
 // Sums over a part of a row: the forward's results but for the index's class, 0 where it lies elsewhere.
 struct LossSums {
   double top = -__builtin_inf(), total = 0, score = 0, mass = 0, dot = 0, spread = 0, best = -1;
+
+  static LossSums of_ignored() { return {.top = 0, .best = 0}; }
 
   // The part that follows, to the higher of the two maxima.
   void add(const LossSums& next) {
@@ -94,14 +96,9 @@ struct LossSums {
 };
 
 void LossJob::join(int64_t row) const {
-  if (parts() == 1 && !ignored(row)) return;
   LossSums whole;
-  if (ignored(row)) {
-    whole.top = whole.best = 0;
-  } else {
-    for (int64_t part = 0; part < parts(); ++part) whole.add(of_parts[row * parts() + part]);
-    if (!full) whole.best = 0;
-  }
+  for (int64_t part = 0; part < parts(); ++part) whole.add(of_parts[row * parts() + part]);
+  if (!full) whole.best = 0;
   whole.write(stats + row, rows);
 }
 

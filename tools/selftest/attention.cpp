@@ -163,7 +163,7 @@ struct Test {
     job.grad_query = grad_query.data();
     const int64_t items = job.owners * job.items_of_owner();
     std::vector<double> sums(static_cast<size_t>(items * job.sets_of_item() * each));
-    std::vector<int64_t> turns(static_cast<size_t>(items));
+    std::vector<Passed> turns(static_cast<size_t>(items));
     job.sums = sums.data();
     job.turns = turns.data();
     job.row_sums = row_sums.data();

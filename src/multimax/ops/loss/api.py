@@ -288,7 +288,7 @@ def linear_multimax_cross_entropy(
         z_loss: factor of the squared log-sums.
         return_stats: also return :class:`LossStats`.
         chunk: rows whose logits are held at once; None for as many as take half the memory that the sum of the
-            weight's gradient takes (in float32 for half precision), within [64, 512].
+            weight's gradient takes (in float32 for half precision), within [64, 512], or 4 MiB if that is more.
         group: a ``torch.distributed`` process group over whose processes the rows of ``linear_weight`` are split.
             All processes give the same input, target (indices into the whole), parameters and options, and ask for
             the same gradients; all get the whole loss and the whole gradients of input and parameters, and each

@@ -56,7 +56,7 @@ def _(*args: Any) -> tuple[Tensor, ...]:
 def _(*args: Any) -> tuple[Tensor, ...]:
     backward = LinearLossBackwardCall(*args)
 
-    def upstream(rows: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+    def upstream(rows: Tensor | slice, _: Tensor) -> tuple[Tensor, Tensor]:
         return backward.grad_losses[rows], backward.grad_log_sum[rows]
 
     _, grads = rows_of_linear(backward.call(), upstream, LinearGrads(*backward.needed))
@@ -224,8 +224,8 @@ class ReducedLinearLoss(torch.autograd.Function):
         """The rows' results, and the gradients times the factor that is kept."""
         scale, z_scale = ctx.scales
 
-        def upstream(rows: Tensor, log_sum: Tensor) -> tuple[Tensor, Tensor]:
-            of_losses = (scale * ctx.kept).to(log_sum.dtype).expand(rows.shape)
+        def upstream(_: Tensor | slice, log_sum: Tensor) -> tuple[Tensor, Tensor]:
+            of_losses = (scale * ctx.kept).to(log_sum.dtype).expand(log_sum.shape)
             if z_scale is None:
                 return of_losses, torch.zeros_like(log_sum)
             return of_losses, 2 * (z_scale * ctx.kept).to(log_sum.dtype) * log_sum

@@ -65,7 +65,7 @@ def _seen_by_the_host(target: Tensor) -> bool:
     return target.device.type == "cpu"
 
 
-Upstream = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+Upstream = Callable[[Tensor | slice, Tensor], tuple[Tensor, Tensor]]
 NOTHING = LinearGrads(False, False, False, False, False)
 
 
@@ -107,9 +107,8 @@ def rows_of_linear(
 
     for start in range(0, max(count, 1), call.chunk):
         end = min(start + call.chunk, count)
-        places = torch.arange(start, end, device=target.device) if counted is None else counted[start:end]
-        hidden = (call.input[start:end] if counted is None else call.input[places]).to(dtype)
-        targets = target[start:end] if counted is None else target[places]
+        places = slice(start, end) if counted is None else counted[start:end]
+        hidden, targets = call.input[places].to(dtype), target[places]
         if not seen:
             hidden = without_ignored(hidden, targets, call.ignore_index)
         x = buffer[: end - start]
@@ -140,8 +139,10 @@ def rows_of_linear(
             grads.add("coefs", of_coefs)
             grads.add("knots", of_knots)
         if needed.input:
-            of_input = grads["input"]
-            of_input[places] = products.input_grad(x, projection, of_input.dtype)
+            of_rows = grads["input"][places]
+            products.input_grad(x, projection, of_rows)
+            if counted is not None:  # else it is a view
+                grads["input"][places] = of_rows
         if needed.linear_weight:
             only = end - start == count and not keep_wide
             grads["linear_weight"] = products.weight_grad(x, hidden, grads.get("linear_weight"), only)
@@ -173,5 +174,8 @@ def rows_of_linear(
 
 def default_chunk(linear_weight: Tensor, dtype: torch.dtype) -> int:
     """Rows whose logits take half the memory of the weight's gradient while it is summed, in float32 for half
-    precision; but enough rows for fast products, and no more than that takes."""
-    return min(max(linear_weight.shape[1] * dtypes.compute_dtype(dtype).itemsize // (2 * dtype.itemsize), 64), 512)
+    precision; but enough rows for fast products, and no more than that takes. With few classes more of them, as long
+    as their logits fit the cache: each chunk costs some calls."""
+    classes, width = linear_weight.shape[0], linear_weight.shape[1]
+    half = width * dtypes.compute_dtype(dtype).itemsize // (2 * dtype.itemsize)
+    return max(min(max(half, 64), 512), products.BLOCK // (max(classes, 1) * dtype.itemsize))

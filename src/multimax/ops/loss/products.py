@@ -75,11 +75,14 @@ def _wide(a: Tensor, b: Tensor) -> Tensor:
     return product
 
 
-def input_grad(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """The product of the logits' gradient x (R, C) with weight (C, D), in that dtype."""
+def input_grad(x: Tensor, weight: Tensor, out: Tensor) -> None:
+    """Out (R, D) = the logits' gradient x (R, C) times weight (C, D), in out's dtype."""
     if _by_onednn(x, weight):
-        return _onednn(x, weight).to(dtype)
-    return torch.mm(x, weight) if dtype == x.dtype else _wide(x, weight).to(dtype)
+        out.copy_(_onednn(x, weight))
+    elif out.dtype == x.dtype:
+        torch.mm(x, weight, out=out)
+    else:
+        out.copy_(_wide(x, weight))
 
 
 def weight_grad(x: Tensor, hidden: Tensor, so_far: Tensor | None, only: bool) -> Tensor:

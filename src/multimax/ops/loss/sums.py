@@ -52,20 +52,21 @@ def rows_of(sums: Tensor, target: Tensor, setting: Setting, classes: int) -> tup
     is none of that many classes."""
     log_total = torch.where(sums[TOTAL] == 0, 0, sums[TOTAL].log())  # nothing is left: the log-sum is TOP, -inf
     log_sum = sums[TOP] + log_total
-    losses, mass = _times(sums[MASS], log_total) - sums[DOT], sums[MASS]
+    if not is_indices(target) or setting.smoothing:
+        losses, mass = _times(sums[MASS], log_total) - sums[DOT], sums[MASS]
     if is_indices(target):
         ignored, known = target == setting.ignore_index, is_class(target, classes)
         share = torch.where(known, 1 - setting.smoothing, torch.full_like(log_sum, torch.nan))
         if setting.weight is not None:
             share = share * setting.weight.to(share.dtype)[torch.where(known, target, 0)]
-        absent = (sums[SCORE] == -torch.inf) & ~log_total.isnan()  # NaN in a row is never hidden
-        cost = torch.where(absent, torch.inf, (sums[TOP] - sums[SCORE]) + log_total)
-        unwanted = absent & (share == 0)  # costs nothing
-        losses = losses + torch.where(unwanted, 0, share * cost)
-        mass = mass + torch.where(absent, 0, share)
-        losses = torch.where(ignored, 0, losses)
+        absent = (sums[SCORE] == -torch.inf) & (sums[TOTAL] >= 0)  # NaN in a row is never hidden
+        cost = share * torch.where(absent, torch.inf, (sums[TOP] - sums[SCORE]) + log_total)
+        if setting.weight is not None or setting.smoothing == 1:
+            cost = torch.where(absent & (share == 0), 0, cost)  # what is not wanted costs nothing
+        share = torch.where(absent, 0, share)
+        losses = torch.where(ignored, 0, losses + cost if setting.smoothing else cost)
+        mass = torch.where(ignored, 0, mass + share if setting.smoothing else share)
         log_sum = torch.where(ignored, 0, log_sum)
-        mass = torch.where(ignored, 0, mass)
     if not setting.full:
         return Rows(losses, log_sum, losses.new_empty(0), target.new_empty(0, dtype=torch.int64)), mass
     entropy = torch.where(sums[TOTAL] > 0, log_total - sums[SPREAD] / sums[TOTAL], 0)
