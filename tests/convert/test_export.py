@@ -108,15 +108,16 @@ def test_onnx(name: str, program: bool, tmp_path: Path) -> None:
         np.testing.assert_allclose(got, model(*other).detach().numpy(), rtol=1e-5, atol=1e-5)
 
 
-def test_aot_inductor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_aot_inductor(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CI", "1")  # where inductor refuses operators that stand in torch's tables of decompositions
-    model, inputs = model_of("BERT"), batch("BERT", 2, 6)
+    model, inputs = model_of(name), batch(name, 2, 6)
     with torch.no_grad():
-        program = torch.export.export(model, inputs, dynamic_shapes=dynamic("BERT"))
+        program = torch.export.export(model, inputs, dynamic_shapes=dynamic(name))
         path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
         with ZipFile(path) as package:
             files = [package.read(name) for name in package.namelist()]
         assert any(b"multimax::attention_forward" in file for file in files)  # the kernels are kept
         compiled = torch._inductor.aoti_load_package(path)
-        for other in (inputs, batch("BERT", 3, 9)):
+        for other in (inputs, batch(name, 3, 9)):
             torch.testing.assert_close(compiled(*other), model(*other), rtol=1e-5, atol=1e-5)

@@ -1051,3 +1051,19 @@ def test_a_weight_in_parts_over_two_processes(tmp_path: Path) -> None:
             expected = torch.tensor(weight_grad).reshape(31, 4)[part].flatten()
             torch.testing.assert_close(torch.tensor(part_weight), expected, rtol=1e-10, atol=1e-10)
             torch.testing.assert_close(torch.tensor(part_bias), torch.tensor(bias_grad)[part], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("classes", "width", "dtype", "rows"),
+    [
+        (32000, 512, torch.float32, 256),  # half the memory of the weight's gradient
+        (32000, 512, torch.bfloat16, 512),  # of its sum in float32
+        (128256, 16, torch.float32, 64),
+        (128256, 4096, torch.float32, 512),
+        (1000, 64, torch.bfloat16, 2097),  # 4 MiB of logits
+        (1000, 4096, torch.float64, 524),
+        (0, 8, torch.float32, 2**20),
+    ],
+)
+def test_rows_of_a_chunk(classes: int, width: int, dtype: torch.dtype, rows: int) -> None:
+    assert chunks.default_chunk(torch.empty(classes, width), dtype) == rows
