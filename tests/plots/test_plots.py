@@ -17,6 +17,9 @@ import numpy
 import pytest
 import torch
 from matplotlib.collections import QuadMesh
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import LayoutEngine
+from matplotlib.transforms import Bbox
 from PIL import Image
 from torch import Tensor, nn
 from transformers import ViTConfig, ViTForImageClassification
@@ -1089,3 +1092,26 @@ def test_gallery_is_drawn_from_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     shown = {file.stem for file in (ROOT / "docs" / "figures").glob("*.svg")} - {"speed", "readme"}
     assert shown == drawn | {name for name, _ in plots.paper_figures()}
     assert [file.name for file in (ROOT / "docs" / "figures").glob("*.png")] == ["explorer.png"]
+
+
+class Shaky(LayoutEngine):
+    """A layout whose last digits change, as constrained layout's do now and then."""
+
+    _adjust_compatible = _colorbar_gridspec = True
+
+    def __init__(self, by: float) -> None:
+        super().__init__()
+        self.by = by
+
+    def execute(self, fig: Figure) -> None:
+        for axes in fig.axes:
+            axes.set_position(Bbox([[0.1 + self.by, 0.1], [0.9, 0.9 - self.by]]))
+
+
+def test_the_last_digits_of_a_layout_do_not_show_in_an_svg() -> None:
+    figures = [Figure(layout=Shaky(by)) for by in (0, 1e-13)]
+    for figure in figures:
+        figure.add_subplot().plot([1, 2, 3])
+    first, second = (plots.style.as_svg(figure) for figure in figures)
+    assert b"clip-path" in first
+    assert first == second

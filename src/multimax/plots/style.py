@@ -187,11 +187,14 @@ def as_svg(figure: "Figure") -> bytes:
 
 def _write(figure: "Figure", file: Any, format: str, dpi: int) -> None:
     import matplotlib
+    from matplotlib.transforms import Bbox
 
     if figure.get_layout_engine() is not None:  # places differ from one drawing to the next: those of the second stay
         for _ in range(2):
             figure.draw_without_rendering()
         figure.set_layout_engine("none")
+        for axes in figure.axes:  # the layout's last digits depend on chance, and names in an SVG on all digits
+            axes.set_position(Bbox(axes.get_position(original=True).get_points().round(6)))
     dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
     # text as text: SVG names the font, PDF has it
     with matplotlib.rc_context({"svg.hashsalt": "multimax", "svg.fonttype": "none", "pdf.fonttype": 42}):
