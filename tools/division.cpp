@@ -79,9 +79,9 @@ struct Case {
     items = ForwardItem::count(job);
     const Sequence sequence(job, 0);
     const Band band(job, sequence);
-    const int64_t workers = std::min({n, items, most_workers(job)});
+    const int64_t workers = workers_for(job, items, n);
     Threads threads(workers);
-    Stretches stretches(items, job.head_by_head ? workers : 1);
+    Stretches stretches(items, forward_stretches(job, workers));
     for (int64_t left = items; left > 0; --left) {
       Threads::Free thread = threads.next();
       const int64_t i = stretches.take(thread.thread);
@@ -108,7 +108,7 @@ struct Case {
     items = job.owners * job.items_of_owner();
     const Sequence sequence(job, 0);
     const Band band(job, sequence);
-    const int64_t workers = std::min({n, items, most_workers(job)});
+    const int64_t workers = workers_for(job, items, n);
     Threads threads(workers);
     Items queue(job.owners, job.items_of_owner(), workers);
     int64_t blocks = ceil_div(queries, query_block);

@@ -83,7 +83,7 @@ Floats run(const Case& of, int64_t threads) {
   plan_forward(job, threads);
   Floats parts(count(job.splits * rows * (2 + padded)));
   job.parts = parts.data();
-  Stretches stretches(kernels.forward_items(job), job.head_by_head ? threads : 1);
+  Stretches stretches(kernels.forward_items(job), forward_stretches(job, threads));
   with_threads(threads, [&](int64_t thread) {
     Memory scratch(kernels.scratch_bytes(job, false));
     for (int64_t item = stretches.take(thread); item >= 0; item = stretches.take(thread)) {

@@ -21,6 +21,10 @@ inline int64_t most_workers(const AttentionJob& job) {
   return static_cast<int64_t>(std::clamp(work, 1.0, 1e6));
 }
 
+inline int64_t workers_for(const AttentionJob& job, int64_t items, int64_t threads) {
+  return std::min({items, most_workers(job), threads});
+}
+
 // Few queries: splits of the keys, by the shapes alone, so that results do not depend on the number of threads. Others:
 // a packed block of keys serves several blocks of queries, as long as that leaves enough items for all threads; results
 // do not depend on it.
@@ -34,6 +38,9 @@ inline void plan_forward(AttentionJob& job, int64_t threads) {
   job.item_units = std::clamp<int64_t>(units / (8 * threads), 1, most_units);
   job.head_by_head = job.few_queries() || all >= threads;
 }
+
+// Where heads are fewer than threads, whoever is free takes the next item, those with most to do first.
+inline int64_t forward_stretches(const AttentionJob& job, int64_t workers) { return job.head_by_head ? workers : 1; }
 
 // Blocks of keys are items of their own where owners are few.
 inline void plan_backward(AttentionJob& job) {

@@ -189,10 +189,6 @@ class Attention {
   }
 };
 
-int64_t workers_for(const AttentionJob& job, int64_t items) {
-  return std::min({items, most_workers(job), static_cast<int64_t>(torch::stable::get_num_threads())});
-}
-
 // A result of (B, H, L, D), laid out in memory as (B, L, H, D) if `like` is.
 Tensor new_heads(const Tensor& like, int64_t length, int64_t width) {
   bool heads_inside = like.stride(1) < like.stride(2);
@@ -218,7 +214,8 @@ std::tuple<Tensor, Tensor, Tensor> attention_forward(const Tensor& query, const 
   Tensor rest = with_rest ? new_heads(query, query.size(2), value.size(3)) : torch::stable::new_empty(query, {0});
   plan.use_out(out, stats, rest);
   AttentionJob& job = plan.job;
-  plan_forward(job, torch::stable::get_num_threads());
+  const int64_t threads = torch::stable::get_num_threads();
+  plan_forward(job, threads);
   bool split = job.few_queries() && job.splits > 1;
   int64_t part = split ? job.splits * plan.rows() * (2 + (job.value_width + 15) / 16 * 16) : 0;
   std::optional<Tensor> parts;
@@ -228,8 +225,8 @@ std::tuple<Tensor, Tensor, Tensor> attention_forward(const Tensor& query, const 
   }
   const AttentionKernels& chosen = *kernels(job.dtype).attention;
   int64_t scratch_bytes = chosen.scratch_bytes(job, false);
-  int64_t items = plan.rows() == 0 ? 0 : chosen.forward_items(job), workers = workers_for(job, items);
-  Stretches stretches(items, job.head_by_head ? workers : 1);
+  int64_t items = plan.rows() == 0 ? 0 : chosen.forward_items(job), workers = workers_for(job, items, threads);
+  Stretches stretches(items, forward_stretches(job, workers));
   with_workers(workers, scratch_bytes, [&](int64_t worker, void* scratch) {
     for (int64_t item = stretches.take(worker); item >= 0; item = stretches.take(worker)) {
       chosen.forward(job, item, item + 1, scratch);
@@ -306,7 +303,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward(
   share(plan.rows(), rows_grain, 0,
         [&](int64_t first, int64_t last, void*) { chosen.delta(job, lse_at, delta_at, first, last); });
   job.delta = delta_at;
-  int64_t workers = workers_for(job, items), scratch_bytes = chosen.scratch_bytes(job, true);
+  int64_t workers = workers_for(job, items, torch::stable::get_num_threads());
+  int64_t scratch_bytes = chosen.scratch_bytes(job, true);
   Items queue(items == 0 ? 0 : job.owners, job.items_of_owner(), workers);
   with_workers(workers, scratch_bytes, [&](int64_t worker, void* scratch) {
     int64_t owner = -1;

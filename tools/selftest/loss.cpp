@@ -79,7 +79,9 @@ void test(const Case& c, const LossKernels& kernels, Report& report, Random& ran
   job.of_parts = of_parts.data();
   const Scratch scratch(kernels.scratch_bytes(job));
   kernels.forward(job, 0, job.items(), scratch.get());
-  for (int64_t r = 0; r < (job.parts() > 1 ? job.rows : 0); ++r) job.join(r);
+  if (job.parts() > 1) {
+    for (int64_t r = 0; r < job.rows; ++r) job.join(r);
+  }
 
   std::vector<double> original;
   for (int64_t i = 0; i < all; ++i) original.push_back(x[i]);
